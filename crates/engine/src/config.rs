@@ -1,0 +1,264 @@
+//! What a host may set, each with its unit, its range and its default. Checked once, when a model is loaded or a
+//! sequence is created.
+
+use std::num::NonZeroU32;
+use std::time::Duration;
+
+use crate::error::ConfigError;
+
+/// The most sequences that one llama.cpp context can hold (`LLAMA_MAX_SEQ` of the pinned version).
+pub const MAX_SEQUENCES: u32 = 256;
+/// Tokens that the repetition penalty looks back on.
+pub const PENALTY_WINDOW: usize = 64;
+/// The most tokens that the engine samples ahead of its host, whatever [`EngineConfig::run_ahead`] says.
+pub const MAX_RUN_AHEAD: u32 = 64;
+
+/// How an engine is set up. `EngineConfig::default()` suits a desktop app that completes text in up to four places.
+#[derive(Debug, Clone, PartialEq)]
+#[non_exhaustive]
+pub struct EngineConfig {
+    /// Sequences that can be alive at once, 1 to [`MAX_SEQUENCES`]. Default 4.
+    pub max_sequences: u32,
+    /// Tokens that each sequence can hold, prompt and completion together, at least 8. Default 2,048. The context takes
+    /// `context_window * max_sequences` tokens of KV memory, rounded up to 256 by llama.cpp.
+    pub context_window: u32,
+    /// The most rows that go into one step (`n_batch`), from `max_sequences` up. Default 512. A longer prompt is decoded
+    /// in chunks.
+    pub batch_size: u32,
+    /// The most rows that llama.cpp computes at once (`n_ubatch`), from `max_sequences` to `batch_size`. `None`: as
+    /// `batch_size`, at most 512.
+    pub ubatch_size: Option<u32>,
+    /// Layers to keep on a GPU; `None`: all of them. Without a GPU backend it makes no difference. Default `None`.
+    pub gpu_layers: Option<u32>,
+    /// The GPU that holds the model when [`SplitMode::None`] is chosen, as llama.cpp numbers them. Default 0.
+    pub main_device: u32,
+    /// How several GPUs share the model. Default [`SplitMode::Layer`].
+    pub split_mode: SplitMode,
+    /// CPU threads for a step. `None`: the machine's physical cores, shared out among the engines of this process.
+    pub threads: Option<NonZeroU32>,
+    /// How the sequences' KV cells are laid out. Default [`KvLayout::Auto`].
+    pub kv_layout: KvLayout,
+    /// Element type of the cached keys. Default [`KvType::F16`].
+    pub kv_type_k: KvType,
+    /// Element type of the cached values. Default [`KvType::F16`]. A quantized one needs flash attention.
+    pub kv_type_v: KvType,
+    /// Flash attention. Default [`FlashAttention::Auto`].
+    pub flash_attention: FlashAttention,
+    /// Whether sliding-window layers keep the whole context window, so that a trim is exact everywhere. Default `true`;
+    /// `false` takes less memory, but then a trim to before the window is refused and nothing is sampled ahead.
+    pub full_sliding_window: bool,
+    /// Tokens that the engine may sample before the host asks for them, 0 to [`MAX_RUN_AHEAD`]; 0 turns it off. Default
+    /// 4. It is off by itself for a memory that cannot be rolled back (recurrent, hybrid).
+    pub run_ahead: u32,
+    /// How long a step may wait for sequences that are about to ask for a token, at most. Default 200 µs, as in the
+    /// engine's first design. It is waited only if somebody is expected, and never for longer than an eighth of a step.
+    pub straggler_window: Duration,
+    /// Commands that may wait for the decoder thread, at least 1. A sequence has one under way at a time, so the default
+    /// of 1,024 is never full with the handles of this crate alone.
+    pub queue_capacity: u32,
+    /// While somebody streams, a prompt's chunk is sized so that a step with it takes about this many times as long as
+    /// one without, 1.5 to 1,000. Default 2.5.
+    pub prefill_stretch: f32,
+}
+
+impl Default for EngineConfig {
+    fn default() -> Self {
+        Self {
+            max_sequences: 4,
+            context_window: 2048,
+            batch_size: 512,
+            ubatch_size: None,
+            gpu_layers: None,
+            main_device: 0,
+            split_mode: SplitMode::Layer,
+            threads: None,
+            kv_layout: KvLayout::Auto,
+            kv_type_k: KvType::F16,
+            kv_type_v: KvType::F16,
+            flash_attention: FlashAttention::Auto,
+            full_sliding_window: true,
+            run_ahead: 4,
+            straggler_window: Duration::from_micros(200),
+            queue_capacity: 1024,
+            prefill_stretch: 2.5,
+        }
+    }
+}
+
+impl EngineConfig {
+    /// Rows that llama.cpp computes at once, after the default is filled in.
+    #[must_use]
+    pub fn ubatch(&self) -> u32 {
+        self.ubatch_size.unwrap_or_else(|| self.batch_size.min(512))
+    }
+
+    /// Whether all sequences share one KV buffer.
+    #[must_use]
+    pub fn unified_kv(&self) -> bool {
+        match self.kv_layout {
+            KvLayout::PerSequence => false,
+            KvLayout::Unified => true,
+            KvLayout::Auto => self.max_sequences <= 4,
+        }
+    }
+
+    pub(crate) fn validate(&self) -> Result<(), ConfigError> {
+        let range = |name, value: u64, min: u64, max: u64| {
+            if (min..=max).contains(&value) {
+                Ok(())
+            } else {
+                Err(ConfigError::OutOfRange { name, value, min, max })
+            }
+        };
+        let sequences = u64::from(self.max_sequences);
+        range("max_sequences", sequences, 1, u64::from(MAX_SEQUENCES))?;
+        range("context_window", self.context_window.into(), 8, i32::MAX as u64 / sequences)?;
+        range("batch_size", self.batch_size.into(), sequences, 1 << 20)?;
+        range("ubatch_size", self.ubatch().into(), sequences, self.batch_size.into())?;
+        range("main_device", self.main_device.into(), 0, 1023)?;
+        range("threads", self.threads.map_or(1, |n| n.get().into()), 1, 512)?;
+        range("run_ahead", self.run_ahead.into(), 0, MAX_RUN_AHEAD.into())?;
+        range("queue_capacity", self.queue_capacity.into(), 1, 1 << 20)?;
+        range("straggler_window in µs", self.straggler_window.as_micros() as u64, 0, 1_000_000)?;
+        if !(1.5..=1000.0).contains(&self.prefill_stretch) {
+            return Err(ConfigError::OutOfRangeFloat {
+                name: "prefill_stretch",
+                value: self.prefill_stretch,
+                min: 1.5,
+                max: 1000.0,
+            });
+        }
+        if self.kv_type_v.is_quantized() && self.flash_attention == FlashAttention::Off {
+            return Err(ConfigError::QuantizedValuesWithoutFlashAttention);
+        }
+        Ok(())
+    }
+}
+
+/// How several GPUs share a model.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[non_exhaustive]
+pub enum SplitMode {
+    /// Everything on [`EngineConfig::main_device`].
+    None,
+    /// Whole layers, and their KV, on one GPU or the other.
+    #[default]
+    Layer,
+    /// Rows of the weights across the GPUs.
+    Row,
+}
+
+/// How the KV cells of the sequences are laid out.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[non_exhaustive]
+pub enum KvLayout {
+    /// [`KvLayout::Unified`] for up to four sequences, [`KvLayout::PerSequence`] for more. See ARCHITECTURE.md for the
+    /// measurements behind it.
+    #[default]
+    Auto,
+    /// A buffer a sequence. Attention looks at a sequence's own cells only; a step is one ubatch only if its sequences
+    /// are neighbours.
+    PerSequence,
+    /// One buffer for all. Any set of rows is one ubatch; attention pays for everybody's cells.
+    Unified,
+}
+
+/// Element type of a KV cache.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[non_exhaustive]
+pub enum KvType {
+    /// 32 bits.
+    F32,
+    /// 16 bits.
+    #[default]
+    F16,
+    /// bfloat16.
+    Bf16,
+    /// 8.5 bits.
+    Q8_0,
+    /// 5.5 bits.
+    Q5_0,
+    /// 4.5 bits.
+    Q4_0,
+}
+
+impl KvType {
+    fn is_quantized(self) -> bool {
+        matches!(self, Self::Q8_0 | Self::Q5_0 | Self::Q4_0)
+    }
+}
+
+/// Whether flash attention is used.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[non_exhaustive]
+pub enum FlashAttention {
+    /// Where the backend supports it.
+    #[default]
+    Auto,
+    /// Always.
+    On,
+    /// Never.
+    Off,
+}
+
+/// How a sequence's tokens are chosen. The order is: masks, repetition penalty, then, with `temperature > 0`,
+/// temperature, top-k, min-p, top-p and a seeded draw; with `temperature == 0` the most likely token.
+#[derive(Debug, Clone, Copy, PartialEq)]
+#[non_exhaustive]
+pub struct SamplingConfig {
+    /// Tokens that the host means to take from one prompt at most; 0: unknown. The engine does not sample ahead past it.
+    /// It does not end a completion: [`crate::GenerateOptions::max_tokens`] does. Default 0.
+    pub max_prediction_tokens: u32,
+    /// 0 and below: greedy. Otherwise the logits are divided by it. At most 100. Default 0.
+    pub temperature: f32,
+    /// Keep this many of the most likely tokens; 0: all. Default 40.
+    pub top_k: u32,
+    /// Keep the most likely tokens that together reach this share, above 0; 1 and above: all. Default 0.95.
+    pub top_p: f32,
+    /// Keep tokens at least this likely against the most likely one, 0 to 1; 0: all. Default 0.05.
+    pub min_p: f32,
+    /// Logits of the last [`PENALTY_WINDOW`] tokens of this completion are divided (positive) or multiplied (negative)
+    /// by it; 1 and below: off. At most 100. Default 1.
+    pub repetition_penalty: f32,
+    /// Seed of the draws; 0: a random one for each prompt. Default 0.
+    pub seed: u32,
+    /// Never sample a token with a line break in it. Default `false`.
+    pub single_line: bool,
+}
+
+impl Default for SamplingConfig {
+    fn default() -> Self {
+        Self {
+            max_prediction_tokens: 0,
+            temperature: 0.0,
+            top_k: 40,
+            top_p: 0.95,
+            min_p: 0.05,
+            repetition_penalty: 1.0,
+            seed: 0,
+            single_line: false,
+        }
+    }
+}
+
+impl SamplingConfig {
+    /// The most likely token, always.
+    #[must_use]
+    pub fn greedy() -> Self {
+        Self::default()
+    }
+
+    pub(crate) fn validate(&self) -> Result<(), ConfigError> {
+        let finite = |name, value: f32, max: f32| {
+            if value.is_finite() && value <= max {
+                Ok(())
+            } else {
+                Err(ConfigError::OutOfRangeFloat { name, value, min: f32::MIN, max })
+            }
+        };
+        finite("temperature", self.temperature, 100.0)?;
+        finite("repetition_penalty", self.repetition_penalty, 100.0)?;
+        finite("top_p", self.top_p, f32::MAX)?;
+        finite("min_p", self.min_p, 1.0)
+    }
+}
