@@ -1,2 +1,61 @@
-//! To be filled in.
-fn main() {}
+//! The project's chores, each one command: `cargo xtask --help` lists them. It needs nothing but Rust itself, so that it
+//! can set up a new machine.
+
+mod demo;
+mod fixtures;
+mod msrv;
+mod setup;
+mod sh;
+mod test;
+mod tidy;
+
+use std::process::ExitCode;
+
+use clap::Parser;
+
+/// What every command ends with.
+pub(crate) type Result<T = ()> = std::result::Result<T, Box<dyn std::error::Error>>;
+
+#[derive(Parser)]
+#[command(name = "cargo xtask", about = "The project's chores, each one command")]
+enum Cli {
+    /// Find a C++ compiler, make, CMake, libclang and pip, and install what is missing
+    Setup(setup::Args),
+    /// Fetch the real models of fixtures/manifest.toml into the cache, and check those that are there
+    Fixtures,
+    /// Set up, build, and stream four completions at once from a real model
+    Demo(demo::Args),
+    /// Set up, fetch the models, then check formatting, lints, tests, documentation and the C++ API
+    Test(test::Args),
+    /// What CI runs: `test`, with Cargo.lock as it is
+    Ci(test::Args),
+    /// Check formatting, clippy's lints and the project's own rules
+    Lint(test::Args),
+    /// Build the documentation; a warning is an error
+    Docs(test::Args),
+    /// Check that the oldest supported Rust compiles everything
+    Msrv,
+    /// Check the dependencies' licences and sources with cargo-deny
+    Deny,
+}
+
+fn main() -> ExitCode {
+    let result = match Cli::parse() {
+        Cli::Setup(args) => setup::run(&args),
+        Cli::Fixtures => fixtures::run(),
+        Cli::Demo(args) => demo::run(&args),
+        Cli::Test(args) => test::run(&args, test::ALL),
+        Cli::Ci(args) => test::run(&test::Args { locked: true, ..args }, test::ALL),
+        Cli::Lint(args) => test::run(&args, test::LINT),
+        Cli::Docs(args) => test::run(&args, test::DOCS),
+        Cli::Msrv => msrv::run(),
+        Cli::Deny => sh::run(sh::cargo().args(["deny", "check"])),
+    };
+    match result {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("error: {error}");
+            ExitCode::FAILURE
+        }
+    }
+}
