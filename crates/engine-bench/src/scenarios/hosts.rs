@@ -1,0 +1,98 @@
+//! The driver of all scenarios with a host thread a sequence: prompts, a barrier, some samples to settle, then the clock.
+
+use std::sync::Barrier;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use crate::error::BenchError;
+use crate::latency::{Latency, median};
+use crate::raw::Token;
+use crate::report::Outcome;
+
+/// What a host thread does.
+pub(super) trait Host: Send {
+    /// Decodes the prompt, or has it decoded already, and takes the seed sample.
+    fn prompt(&mut self) -> Result<Token, BenchError>;
+    /// Takes one more sample.
+    fn next(&mut self) -> Result<Token, BenchError>;
+}
+
+/// One host's part of a run.
+struct HostRun {
+    tokens: Vec<Token>,
+    first_token: Duration,
+    inter_token: Vec<Duration>,
+    started: Instant,
+    ended: Instant,
+}
+
+/// Runs each host on a thread of its own. The clock starts when the first has settled and stops when the last is done.
+pub(super) fn drive<H: Host>(hosts: &mut [H], settle: usize, timed: usize) -> Result<Outcome, BenchError> {
+    let barrier = Barrier::new(hosts.len());
+    let failed = AtomicBool::new(false);
+    let (barrier, failed) = (&barrier, &failed);
+    let runs: Vec<HostRun> = std::thread::scope(|scope| {
+        let threads: Vec<_> = hosts
+            .iter_mut()
+            .map(|host| scope.spawn(move || drive_one(host, barrier, failed, settle, timed)))
+            .collect();
+        threads
+            .into_iter()
+            .map(|thread| thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)))
+            // A host that fails is the reason for those that only gave up with it.
+            .collect::<Result<Vec<_>, _>>()
+            .map(|runs| runs.into_iter().flatten().collect())
+    })?;
+    let started = runs.iter().map(|run| run.started).min();
+    let ended = runs.iter().map(|run| run.ended).max();
+    let (Some(started), Some(ended)) = (started, ended) else {
+        return Err(BenchError::Settings("there are no sequences to drive".to_owned()));
+    };
+    let inter_token: Vec<_> = runs.iter().flat_map(|run| run.inter_token.iter().copied()).collect();
+    Ok(Outcome {
+        elapsed: ended - started,
+        samples: inter_token.len(),
+        latencies: vec![
+            ("first_token", Latency::each(runs.iter().map(|run| run.first_token))),
+            ("inter_token", Latency::paced(inter_token.iter().copied(), median(&inter_token))),
+        ],
+        figures: Vec::new(),
+        tokens: runs.into_iter().map(|run| run.tokens).collect(),
+    })
+}
+
+/// `None`: another host failed before the clock started.
+fn drive_one(
+    host: &mut impl Host,
+    barrier: &Barrier,
+    failed: &AtomicBool,
+    settle: usize,
+    timed: usize,
+) -> Result<Option<HostRun>, BenchError> {
+    let asked = Instant::now();
+    let seed = host.prompt();
+    let first_token = asked.elapsed();
+    if seed.is_err() {
+        failed.store(true, Ordering::Relaxed);
+    }
+    // A host whose prompt failed comes here as well, else the others would wait for ever; the barrier orders the flag.
+    barrier.wait();
+    let mut tokens = Vec::with_capacity(1 + settle + timed);
+    tokens.push(seed?);
+    if failed.load(Ordering::Relaxed) {
+        return Ok(None);
+    }
+    for _ in 0..settle {
+        tokens.push(host.next()?);
+    }
+    let mut inter_token = Vec::with_capacity(timed);
+    let started = Instant::now();
+    let mut last = started;
+    for _ in 0..timed {
+        tokens.push(host.next()?);
+        let now = Instant::now();
+        inter_token.push(now - last);
+        last = now;
+    }
+    Ok(Some(HostRun { tokens, first_token, inter_token, started, ended: last }))
+}
