@@ -51,8 +51,12 @@ pub(crate) fn run(command: &mut Command) -> Result {
 
 /// Whether a program is there and answers these arguments with success.
 pub(crate) fn answers(program: &str, arguments: &[&str]) -> bool {
-    let mut command = Command::new(program);
-    command.args(arguments).stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
+    succeeds(Command::new(program).args(arguments))
+}
+
+/// Whether a command can be started and succeeds. Nothing of it is seen.
+pub(crate) fn succeeds(command: &mut Command) -> bool {
+    command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
     command.status().is_ok_and(|status| status.success())
 }
 

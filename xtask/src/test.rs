@@ -1,6 +1,7 @@
 //! Everything that has to hold before a change goes in, as a list of steps.
 
 use std::fmt::Write as _;
+use std::process::Command;
 use std::time::{Duration, Instant};
 
 use crate::{Result, fixtures, setup, sh, tidy};
@@ -28,11 +29,16 @@ pub(crate) struct Step {
 const SETUP: Step = Step { name: "setup", needs: &[], run: |_| setup::run(&setup::Args::default()) };
 const FIXTURES: Step = Step { name: "fixtures", needs: &["setup"], run: |_| fixtures::run() };
 const TIDY: Step = Step { name: "tidy", needs: &[], run: |_| tidy::run() };
-const FMT: Step =
-    Step { name: "fmt", needs: &[], run: |_| sh::run(sh::cargo().args(["fmt", "--all", "--check"])) };
+const COMPONENTS: Step =
+    Step { name: "components", needs: &[], run: |_| ["fmt", "clippy"].into_iter().try_for_each(component) };
+const FMT: Step = Step {
+    name: "fmt",
+    needs: &["components"],
+    run: |_| sh::run(sh::cargo().args(["fmt", "--all", "--check"])),
+};
 const CLIPPY: Step = Step {
     name: "clippy",
-    needs: &["setup"],
+    needs: &["setup", "components"],
     run: |args| cargo(args, &["clippy", "--all-targets"], &["--", "-D", "warnings"]),
 };
 const TESTS: Step = Step { name: "test", needs: &["fixtures"], run: |args| cargo(args, &["test"], &[]) };
@@ -46,11 +52,20 @@ const DOC: Step = Step {
 };
 
 /// `cargo xtask test`, the quickest steps first.
-pub(crate) const ALL: &[Step] = &[SETUP, FMT, TIDY, FIXTURES, CLIPPY, DOC, TESTS];
+pub(crate) const ALL: &[Step] = &[SETUP, COMPONENTS, FMT, TIDY, FIXTURES, CLIPPY, DOC, TESTS];
 /// `cargo xtask lint`.
-pub(crate) const LINT: &[Step] = &[SETUP, FMT, TIDY, CLIPPY];
+pub(crate) const LINT: &[Step] = &[SETUP, COMPONENTS, FMT, TIDY, CLIPPY];
 /// `cargo xtask docs`.
 pub(crate) const DOCS: &[Step] = &[SETUP, DOC];
+
+/// Has rustup add a part of the toolchain that its smallest installation lacks.
+fn component(command: &str) -> Result {
+    if sh::succeeds(sh::cargo().args([command, "--version"])) {
+        return Ok(());
+    }
+    let name = if command == "fmt" { "rustfmt" } else { command };
+    sh::run(Command::new("rustup").args(["component", "add", name]))
+}
 
 /// The value of cargo's `--features` for the whole workspace: the project's own, and those that a user adds.
 pub(crate) fn features(more: &[String]) -> String {
@@ -58,7 +73,7 @@ pub(crate) fn features(more: &[String]) -> String {
 }
 
 /// Cargo on the whole workspace, in the one profile and with the one set of features that all steps share.
-fn workspace(args: &Args, words: &[&str]) -> std::process::Command {
+fn workspace(args: &Args, words: &[&str]) -> Command {
     let mut command = sh::cargo();
     command.args(words).args(["--workspace", "--release", "--features"]).arg(features(&args.features));
     if args.locked {
