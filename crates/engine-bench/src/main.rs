@@ -6,7 +6,7 @@ use std::process::ExitCode;
 
 use clap::Parser;
 use engine_bench::latency::Latency;
-use engine_bench::report::Failure;
+use engine_bench::report::{Failure, Machine};
 use engine_bench::{BenchError, Models, Outcome, Report, Scenario, Settings};
 
 /// Measures raw llama.cpp loops and the engine, side by side.
@@ -50,7 +50,13 @@ fn main() -> ExitCode {
     if cli.settings.verbose {
         tracing_subscriber::fmt().with_writer(std::io::stderr).init();
     }
-    let mut runner = Runner::default();
+    let mut runner = Runner {
+        machine: Machine::this(),
+        models: Models::default(),
+        failures: 0,
+        rates: BTreeMap::new(),
+        latencies: BTreeMap::new(),
+    };
     if cli.model.is_empty() {
         runner.fail_all(&cli, &BenchError::Settings("--model is missing".to_owned()));
     }
@@ -72,8 +78,8 @@ fn main() -> ExitCode {
 /// A model's file, a number of sequences, a scenario's name.
 type Cell = (String, u32, &'static str);
 
-#[derive(Default)]
 struct Runner {
+    machine: Machine,
     models: Models,
     failures: u32,
     rates: BTreeMap<Cell, Vec<f64>>,
@@ -115,10 +121,11 @@ impl Runner {
         let settings = scenario.settings(settings);
         let outcome = scenario.run(&mut self.models, &settings)?;
         if let Some(run) = run {
-            let report = Report::new(scenario, &settings, run, &outcome);
+            let report = Report::new(scenario, &settings, run, &outcome, &self.machine);
             println!("{report}");
             let file = settings.model.file_stem().unwrap_or_default().to_string_lossy().into_owned();
-            self.keep((file, settings.num_sequences, scenario.name()), report.rate(), outcome);
+            let rate = report.rate();
+            self.keep((file, settings.num_sequences, scenario.name()), rate, outcome);
         }
         Ok(())
     }

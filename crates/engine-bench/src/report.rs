@@ -28,7 +28,7 @@ pub struct Outcome {
 
 /// One line of JSON. The first eight members are the spike's.
 #[derive(Debug, Serialize)]
-pub struct Report {
+pub struct Report<'a> {
     scenario: &'static str,
     num_sequences: u32,
     prompt_tokens: u32,
@@ -39,25 +39,28 @@ pub struct Report {
     per_sequence_tokens_per_second: f64,
     model: String,
     run: u32,
+    variant: String,
     kv_layout: &'static str,
     threads: u32,
     gpu_layers: i32,
     batch_size: u32,
     ctx_size: u32,
-    run_ahead: u32,
-    straggler_window_us: u64,
-    temperature: f32,
-    logprobs: bool,
     #[serde(flatten)]
     figures: Map<String, Value>,
     latency_ms: std::collections::BTreeMap<&'static str, Percentiles>,
-    machine: Machine,
+    machine: &'a Machine,
 }
 
-impl Report {
+impl<'a> Report<'a> {
     /// Puts a result together; `settings` are those of [`Scenario::settings`], `run` counts the repeats from 1.
     #[must_use]
-    pub fn new(scenario: Scenario, settings: &Settings, run: u32, outcome: &Outcome) -> Self {
+    pub fn new(
+        scenario: Scenario,
+        settings: &Settings,
+        run: u32,
+        outcome: &Outcome,
+        machine: &'a Machine,
+    ) -> Self {
         let config = settings.engine_config();
         let rate = outcome.samples as f64 / outcome.elapsed.as_secs_f64();
         Self {
@@ -71,22 +74,19 @@ impl Report {
             per_sequence_tokens_per_second: rate / f64::from(settings.num_sequences),
             model: settings.model.file_stem().unwrap_or_default().to_string_lossy().into_owned(),
             run,
+            variant: variant(scenario, settings),
             kv_layout: if config.unified_kv() { "unified" } else { "per_sequence" },
             threads: settings.thread_count(),
             gpu_layers: settings.gpu_layers,
             batch_size: settings.batch_size,
             ctx_size: settings.ctx_size,
-            run_ahead: config.run_ahead,
-            straggler_window_us: config.straggler_window.as_micros() as u64,
-            temperature: settings.sampling.temperature,
-            logprobs: settings.sampling.logprobs,
             figures: outcome.figures.iter().map(|&(name, figure)| (name.to_owned(), figure.into())).collect(),
             latency_ms: outcome
                 .latencies
                 .iter()
                 .map(|(name, latency)| (*name, latency.percentiles()))
                 .collect(),
-            machine: Machine::this(),
+            machine,
         }
     }
 
@@ -97,7 +97,7 @@ impl Report {
     }
 }
 
-impl fmt::Display for Report {
+impl fmt::Display for Report<'_> {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         line(self, out)
     }
@@ -128,28 +128,96 @@ fn line(value: &impl Serialize, out: &mut fmt::Formatter<'_>) -> fmt::Result {
     out.write_str(&serde_json::to_string(value).map_err(|_| fmt::Error)?)
 }
 
-/// Where, and of what, a result is.
-#[derive(Debug, Clone, Serialize)]
-struct Machine {
+/// The settings that are not as the scenario has them by default, but for those that are members of their own.
+fn variant(scenario: Scenario, settings: &Settings) -> String {
+    let default = scenario.settings(&Settings::new(settings.model.clone(), settings.num_sequences));
+    let mut changed = Vec::new();
+    let mut compare = |name: &str, value: String, default: String| {
+        if value != default {
+            changed.push(format!("{name} {value}"));
+        }
+    };
+    let (config, usual) = (settings.engine_config(), default.engine_config());
+    let (sampling, greedy) = (&settings.sampling, &default.sampling);
+    compare("kv", format!("{:?}", config.kv_layout), format!("{:?}", usual.kv_layout));
+    compare("run-ahead", config.run_ahead.to_string(), usual.run_ahead.to_string());
+    compare(
+        "straggler-window",
+        format!("{:?}", config.straggler_window),
+        format!("{:?}", usual.straggler_window),
+    );
+    compare("long-prompt", settings.long_prompt_tokens.to_string(), default.long_prompt_tokens.to_string());
+    compare("temperature", sampling.temperature.to_string(), greedy.temperature.to_string());
+    compare("top-k", sampling.top_k.to_string(), greedy.top_k.to_string());
+    compare("top-p", sampling.top_p.to_string(), greedy.top_p.to_string());
+    compare("min-p", sampling.min_p.to_string(), greedy.min_p.to_string());
+    compare("penalty", sampling.repetition_penalty.to_string(), greedy.repetition_penalty.to_string());
+    compare("logprobs", sampling.logprobs.to_string(), greedy.logprobs.to_string());
+    changed.join(", ")
+}
+
+/// Where, and of what, results are.
+#[derive(Debug, Serialize)]
+pub struct Machine {
     os: &'static str,
     architecture: &'static str,
     cores: usize,
     devices: Vec<String>,
+    /// Programs that ran or waited for a core in the minute before; only where the system tells.
+    load_before: Option<f64>,
     engine: &'static str,
     llama_cpp_sys: &'static str,
     commit: &'static str,
 }
 
+/// The version of the crate that brings llama.cpp, as the workspace pins it.
+const LLAMA_CPP_SYS: &str = "0.1.161";
+
 impl Machine {
-    fn this() -> Self {
+    /// This machine as it is now, before the runs load it.
+    #[must_use]
+    pub fn this() -> Self {
+        let load = std::fs::read_to_string("/proc/loadavg").ok();
         Self {
             os: std::env::consts::OS,
             architecture: std::env::consts::ARCH,
             cores: std::thread::available_parallelism().map_or(1, usize::from),
             devices: crate::raw::devices(),
+            load_before: load.and_then(|load| load.split(' ').next()?.parse().ok()),
             engine: env!("CARGO_PKG_VERSION"),
-            llama_cpp_sys: "0.1.161",
+            llama_cpp_sys: LLAMA_CPP_SYS,
             commit: option_env!("ENGINE_BENCH_COMMIT").unwrap_or("unknown"),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_version_of_llama_cpp_is_the_one_that_is_pinned() {
+        let workspace = include_str!("../../../Cargo.toml");
+        assert!(workspace.contains(&format!("llama-cpp-sys-2 = {{ version = \"={LLAMA_CPP_SYS}\"")));
+    }
+
+    #[test]
+    fn a_line_begins_with_the_members_of_the_spike() {
+        let mut settings = Settings::new("models/some.gguf".into(), 4);
+        settings.sampling.temperature = 0.5;
+        let (scenario, machine) = (Scenario::SharedContext, Machine::this());
+        let outcome = Outcome { elapsed: Duration::from_secs(2), samples: 796, ..Outcome::default() };
+        let line = Report::new(scenario, &scenario.settings(&settings), 1, &outcome, &machine).to_string();
+        let members = "{\"scenario\":\"b_shared_context\",\"num_sequences\":4,\"prompt_tokens\":256,\
+            \"sample_tokens\":200,\"elapsed_seconds\":2.0,\"total_tokens_sampled\":796,\
+            \"aggregate_tokens_per_second\":398.0,\"per_sequence_tokens_per_second\":99.5,\
+            \"model\":\"some\",\"run\":1,\"variant\":\"temperature 0.5\"";
+        assert!(line.starts_with(members), "{line}");
+    }
+
+    #[test]
+    fn a_failure_has_its_name_first() {
+        let failure = Failure::new("x", &BenchError::UnknownScenario).to_string();
+        assert!(failure.starts_with("{\"scenario\":\"x\",\"error\":\"unknown"), "{failure}");
     }
 }
