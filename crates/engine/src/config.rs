@@ -50,15 +50,16 @@ pub struct EngineConfig {
     /// Tokens that the engine may sample before the host asks for them, 0 to [`MAX_RUN_AHEAD`]; 0 turns it off. Default
     /// 4. It is off by itself for a memory that cannot be rolled back (recurrent, hybrid).
     pub run_ahead: u32,
-    /// How long a step may wait for sequences that are about to ask for a token, at most. Default 200 µs, as in the
-    /// engine's first design. It is waited only if somebody is expected, and never for longer than an eighth of a step.
+    /// How long a step waits for sequences that are about to ask for a token, before any step was measured; then it is
+    /// an eighth of a step, at most ten times this. Default 200 µs; 0: never. It is waited only where nothing is sampled
+    /// ahead, and only if somebody is expected.
     pub straggler_window: Duration,
     /// Commands that may wait for the decoder thread, at least 1. A sequence has one under way at a time, so the default
     /// of 1,024 is never full with the handles of this crate alone.
     pub queue_capacity: u32,
     /// While somebody streams, a prompt's chunk is sized so that a step with it takes about this many times as long as
-    /// one without, 1.5 to 1,000. Default 2.5.
-    pub prefill_stretch: f32,
+    /// one without, 1.5 to 1,000. `None`: 2.5 on a GPU, 6 on a processor, where smaller chunks would slow the prompt.
+    pub prefill_stretch: Option<f32>,
 }
 
 impl Default for EngineConfig {
@@ -80,7 +81,7 @@ impl Default for EngineConfig {
             run_ahead: 4,
             straggler_window: Duration::from_micros(200),
             queue_capacity: 1024,
-            prefill_stretch: 2.5,
+            prefill_stretch: None,
         }
     }
 }
@@ -120,10 +121,10 @@ impl EngineConfig {
         range("run_ahead", self.run_ahead.into(), 0, MAX_RUN_AHEAD.into())?;
         range("queue_capacity", self.queue_capacity.into(), 1, 1 << 20)?;
         range("straggler_window in µs", self.straggler_window.as_micros() as u64, 0, 1_000_000)?;
-        if !(1.5..=1000.0).contains(&self.prefill_stretch) {
+        if let Some(value) = self.prefill_stretch.filter(|stretch| !(1.5..=1000.0).contains(stretch)) {
             return Err(ConfigError::OutOfRangeFloat {
                 name: "prefill_stretch",
-                value: self.prefill_stretch,
+                value,
                 min: 1.5,
                 max: 1000.0,
             });

@@ -33,7 +33,9 @@ pub enum ConfigError {
         max: f32,
     },
     /// llama.cpp cannot read quantized values without flash attention.
-    #[error("kv_type_v is quantized, which needs flash attention: set flash_attention to Auto or On, or kv_type_v to F16")]
+    #[error(
+        "kv_type_v is quantized, which needs flash attention: set flash_attention to Auto or On, or kv_type_v to F16"
+    )]
     QuantizedValuesWithoutFlashAttention,
 }
 

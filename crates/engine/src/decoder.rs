@@ -1,0 +1,444 @@
+//! The one thread that owns the context: it takes commands, plans a step, decodes it, samples and answers.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::time::{Duration, Instant};
+
+use flume::{Receiver, RecvTimeoutError};
+
+use crate::backend::{Backend, DecodeFailure};
+use crate::error::{DecodeError, PromptError, SampleError, TrimError};
+use crate::metrics::{Counters, add};
+use crate::model::Token;
+use crate::protocol::{Command, Reply, Sample, Shared};
+use crate::sampling::{Choice, Mask, Masks, Request, Sampler};
+use crate::scheduler::{Decision, Failure, Limits, Part, Scheduler};
+
+/// Engines of this process that are loaded: they share the processor's cores out.
+pub(crate) static ENGINES: AtomicU32 = AtomicU32::new(0);
+
+/// What the decoder is told once.
+pub(crate) struct Setup {
+    pub(crate) limits: Limits,
+    /// Whether a decode returns before the device is done.
+    pub(crate) asynchronous: bool,
+    /// Whether the memory can remove a sequence's last positions exactly.
+    pub(crate) rolls_back: bool,
+    /// Positions that a sliding window looks back on, where it forgets what is before.
+    pub(crate) forgets_beyond: Option<u32>,
+    /// CPU threads; `None`: as many as `cores` allow.
+    pub(crate) threads: Option<u32>,
+    pub(crate) cores: u32,
+    pub(crate) is_eog: Box<dyn Fn(Token) -> bool + Send>,
+    pub(crate) vocabulary_size: usize,
+    pub(crate) masks: Masks,
+    pub(crate) stop: Arc<AtomicBool>,
+    pub(crate) counters: Arc<Counters>,
+}
+
+pub(crate) struct Decoder<B: Backend> {
+    backend: B,
+    setup: Setup,
+    scheduler: Scheduler,
+    sessions: Vec<Option<Session>>,
+    commands: Receiver<Command>,
+    /// Replies that wait for the next launch, so that waking hosts costs no device time.
+    outbox: Vec<(Arc<Shared>, Reply)>,
+    sampler: Sampler,
+    stopping: bool,
+}
+
+/// A live sequence.
+struct Session {
+    shared: Arc<Shared>,
+    config: crate::config::SamplingConfig,
+    epoch: u32,
+    /// The completion's random stream.
+    seed: u64,
+    /// For the next seed token.
+    word_continuation: bool,
+    logprob: bool,
+}
+
+impl<B: Backend> Drop for Decoder<B> {
+    /// Tells everybody, also when the thread ends by a panic.
+    fn drop(&mut self) {
+        self.flush();
+        // First nobody can send any more, then everybody hears why: so who has heard it never waits for an answer.
+        self.commands = flume::bounded(0).1;
+        for session in self.sessions.iter().flatten() {
+            let _ = session.shared.replies.try_send(Reply::Shutdown);
+        }
+    }
+}
+
+impl<B: Backend> Decoder<B> {
+    pub(crate) fn new(backend: B, setup: Setup, commands: Receiver<Command>) -> Self {
+        let slots = setup.limits.max_sequences as usize;
+        Self {
+            scheduler: Scheduler::new(setup.limits.clone()),
+            sessions: (0..slots).map(|_| None).collect(),
+            outbox: Vec::with_capacity(2 * slots),
+            sampler: Sampler::new(slots, setup.asynchronous),
+            stopping: false,
+            backend,
+            setup,
+            commands,
+        }
+    }
+
+    /// Runs until it is told to stop, or nobody can give it commands any more.
+    pub(crate) fn run(mut self) {
+        let mut waiting_since: Option<Instant> = None;
+        while !self.stopping {
+            while let Ok(command) = self.commands.try_recv() {
+                self.handle(command);
+            }
+            self.drop_cancelled();
+            if self.stopping {
+                break;
+            }
+            let waited = waiting_since.map_or(Duration::ZERO, |since| since.elapsed());
+            let received = match self.scheduler.plan(waited) {
+                Decision::Run => {
+                    waiting_since = None;
+                    self.step();
+                    continue;
+                }
+                Decision::Wait(left) => {
+                    waiting_since.get_or_insert_with(Instant::now);
+                    self.flush();
+                    self.commands.recv_timeout(left)
+                }
+                Decision::Idle => {
+                    waiting_since = None;
+                    self.flush();
+                    self.commands.recv().map_err(|_| RecvTimeoutError::Disconnected)
+                }
+            };
+            match received {
+                Ok(command) => self.handle(command),
+                Err(RecvTimeoutError::Timeout) => {}
+                Err(RecvTimeoutError::Disconnected) => self.stopping = true,
+            }
+        }
+    }
+
+    fn handle(&mut self, command: Command) {
+        match command {
+            Command::Create { sampling, shared, reply } => {
+                // Without a free slot `reply` is dropped, which says so.
+                if let Some(slot) = self.scheduler.create(sampling.max_prediction_tokens) {
+                    self.sessions[slot as usize] = Some(Session {
+                        shared,
+                        config: sampling,
+                        epoch: 0,
+                        seed: 1,
+                        word_continuation: false,
+                        logprob: false,
+                    });
+                    let _ = reply.send(slot);
+                }
+            }
+            Command::Prompt { slot, epoch, tokens, start, word_continuation, logprob } => {
+                if let Some(session) = &mut self.sessions[slot as usize] {
+                    session.epoch = epoch;
+                    session.seed = completion_seed(session.config.seed);
+                    session.word_continuation = word_continuation;
+                    session.logprob = logprob;
+                }
+                self.begin_prompt(slot, tokens, start);
+            }
+            Command::Ask { slot, count } => {
+                if self.scheduler.ask(slot, count) {
+                    self.refuse_without_room(slot);
+                } else {
+                    self.sample_failed(slot, SampleError::NoPrompt);
+                }
+            }
+            Command::Trim { slot, epoch, keep, visible } => self.trim(slot, epoch, keep, visible),
+            Command::Logprob { slot, epoch, on, consumed } => {
+                self.rewind(slot, consumed);
+                if let Some(session) = &mut self.sessions[slot as usize] {
+                    session.epoch = epoch;
+                    session.logprob = on;
+                }
+            }
+            Command::Positions { slot } => {
+                let positions = self.scheduler.positions(slot);
+                self.reply(slot, |_| Reply::Positions(positions));
+            }
+            Command::Destroy { slot } => {
+                self.discard(slot);
+                self.backend.remove(slot, 0);
+                self.scheduler.destroy(slot);
+                self.sessions[slot as usize] = None;
+            }
+            Command::Shutdown => self.stopping = true,
+        }
+    }
+
+    fn begin_prompt(&mut self, slot: u32, tokens: Vec<Token>, start: u32) {
+        self.discard(slot);
+        let held = self.scheduler.positions(slot);
+        // What is beyond the start was sampled ahead of the host.
+        if held > start && self.backend.remove(slot, start) {
+            self.scheduler.set_positions(slot, start);
+        }
+        let held = self.scheduler.positions(slot);
+        if held == start {
+            self.scheduler.prompt(slot, tokens);
+        } else {
+            let result = Err(PromptError::PositionMismatch { start, held });
+            self.reply(slot, |epoch| Reply::Prompt { epoch, result });
+        }
+    }
+
+    fn trim(&mut self, slot: u32, epoch: u32, keep: u32, visible: Option<u32>) {
+        let held = self.scheduler.positions(slot);
+        let keep = keep.min(visible.unwrap_or(held)).min(held);
+        let remembered = self.setup.forgets_beyond.is_none_or(|window| {
+            let first = self.backend.positions(slot).start;
+            keep == 0 || keep == held || first == 0 || first + window <= keep
+        });
+        let done = keep == held || (remembered && self.backend.remove(slot, keep));
+        let result = if done {
+            self.discard(slot);
+            self.scheduler.set_positions(slot, keep);
+            if let Some(session) = &mut self.sessions[slot as usize] {
+                session.epoch = epoch;
+            }
+            Ok(keep)
+        } else {
+            Err(TrimError::Unsupported { keep, held })
+        };
+        self.reply(slot, |_| Reply::Trim { epoch, result });
+    }
+
+    /// Makes what is pending void.
+    fn discard(&mut self, slot: u32) {
+        add(&self.setup.counters.discarded, u64::from(self.scheduler.ahead(slot)));
+        self.scheduler.void(slot);
+    }
+
+    /// Undoes what was sampled beyond the first `consumed` tokens, and goes on from there.
+    fn rewind(&mut self, slot: u32, consumed: u32) {
+        let before = self.scheduler.history(slot).len();
+        let Some(keep) = self.scheduler.rewind(slot, consumed) else { return };
+        add(&self.setup.counters.discarded, (before - self.scheduler.history(slot).len()) as u64);
+        if !self.backend.remove(slot, keep) {
+            // It runs ahead only where this cannot be.
+            self.lose(slot, "the memory could not be rolled back");
+        }
+    }
+
+    fn drop_cancelled(&mut self) {
+        for slot in 0..self.sessions.len() {
+            let Some(session) = &self.sessions[slot] else { continue };
+            if session.shared.is_cancelled() {
+                self.discard(slot as u32);
+            }
+        }
+    }
+
+    fn step(&mut self) {
+        let threads = self
+            .setup
+            .threads
+            .unwrap_or_else(|| (self.setup.cores / ENGINES.load(Ordering::Relaxed).max(1)).max(1));
+        self.backend.set_threads(threads);
+        if !self.setup.asynchronous {
+            self.flush();
+        }
+        let started = Instant::now();
+        let step = self.scheduler.step();
+        // A prompt that nobody wants any more is broken off, and so is everything on shutdown. The rows of others are
+        // decoded again then, which a memory that cannot roll back does not allow.
+        let alone = step.parts.len() == 1;
+        let unwanted = |part: &Part| {
+            (alone || part.prompt)
+                && self.sessions[part.slot as usize]
+                    .as_ref()
+                    .is_some_and(|session| session.shared.is_cancelled())
+        };
+        let may_abort = self.setup.rolls_back || alone;
+        let abort =
+            || may_abort && (self.setup.stop.load(Ordering::Relaxed) || step.parts.iter().any(unwanted));
+        let launched = self.backend.decode(&step.rows, &abort);
+        if self.setup.asynchronous {
+            self.flush();
+        }
+        match launched {
+            Ok(()) => self.finish_step(started),
+            Err(failure) => self.fail_step(&failure),
+        }
+    }
+
+    fn finish_step(&mut self, started: Instant) {
+        let outputs = self.scheduler.step().outputs.len();
+        if outputs == 0 {
+            self.backend.synchronize();
+        } else if self.backend.logits().len() != outputs * self.setup.vocabulary_size {
+            return self.fail_step(&DecodeFailure::Failed("the device gave no logits".to_owned()));
+        }
+        let elapsed = started.elapsed();
+        self.count(elapsed);
+        self.scheduler.commit(elapsed);
+        if outputs == 0 {
+            return;
+        }
+
+        let (scheduler, sessions) = (&self.scheduler, &self.sessions);
+        let request = |output: usize| {
+            let part = scheduler.step().outputs[output];
+            let session = sessions[part.slot as usize].as_ref().expect("a step's sequences are alive");
+            Request {
+                config: &session.config,
+                seed: session.seed,
+                history: scheduler.history(part.slot),
+                mask: Mask {
+                    single_line: session.config.single_line,
+                    word_continuation: part.prompt && session.word_continuation,
+                },
+                logprob: session.logprob,
+            }
+        };
+        let logits = self.backend.logits();
+        self.sampler.sample(logits, self.setup.vocabulary_size, request, &self.setup.masks);
+        for output in 0..outputs {
+            self.deliver(self.scheduler.step().outputs[output], self.sampler.choices()[output]);
+        }
+    }
+
+    fn deliver(&mut self, part: Part, choice: Option<Choice>) {
+        let Some(session) = &mut self.sessions[part.slot as usize] else { return };
+        if session.shared.is_cancelled() {
+            self.scheduler.void(part.slot);
+            return;
+        }
+        let Some(choice) = choice else {
+            self.scheduler.void(part.slot);
+            return self.op_failed(part, DecodeError::NotFinite);
+        };
+        let is_eog = (self.setup.is_eog)(choice.token);
+        let sample = Sample {
+            token: choice.token,
+            is_eog,
+            logprob: choice.logprob,
+            argmax_is_eog: if choice.argmax == choice.token {
+                is_eog
+            } else {
+                (self.setup.is_eog)(choice.argmax)
+            },
+        };
+        if part.prompt {
+            session.word_continuation = false;
+            self.reply(part.slot, |epoch| Reply::Prompt { epoch, result: Ok(()) });
+        }
+        add(&self.setup.counters.sampled, 1);
+        self.scheduler.sampled(part.slot, choice.token, is_eog);
+        self.reply(part.slot, |epoch| Reply::Token { epoch, sample });
+        self.refuse_without_room(part.slot);
+    }
+
+    /// Brings scheduler and memory together again after a decode that failed.
+    fn fail_step(&mut self, failure: &DecodeFailure) {
+        add(&self.setup.counters.decode_failures, 1);
+        self.backend.synchronize();
+        for index in 0..self.scheduler.step().parts.len() {
+            let part = self.scheduler.step().parts[index];
+            let before = self.scheduler.positions(part.slot);
+            let held = self.backend.positions(part.slot).end;
+            // Finished rows of a prompt may stay; but a row whose logits are wanted has to be decoded again.
+            let usable = before + if part.output { part.rows - 1 } else { part.rows };
+            let usable = if part.prompt { usable } else { before };
+            if held < before || (held > usable && !self.backend.remove(part.slot, usable)) {
+                self.lose(part.slot, "the memory could not be rolled back after a failed step");
+                continue;
+            }
+            let blame = *failure != DecodeFailure::Aborted;
+            match self.scheduler.failed(part.slot, held.min(usable), blame) {
+                Failure::Retry => {}
+                Failure::Fatal => {
+                    let rows = part.rows as usize;
+                    let error = match failure {
+                        DecodeFailure::NoKvCells => DecodeError::NoKvCells { rows },
+                        DecodeFailure::Aborted => {
+                            DecodeError::Failed { rows, reason: "broken off".to_owned() }
+                        }
+                        DecodeFailure::Failed(reason) => DecodeError::Failed { rows, reason: reason.clone() },
+                    };
+                    self.op_failed(part, error);
+                }
+            }
+        }
+    }
+
+    /// A sequence's memory is not what it should be: it is emptied, and its operation fails.
+    fn lose(&mut self, slot: u32, reason: &str) {
+        let part = self.scheduler.step().parts.iter().find(|part| part.slot == slot).copied();
+        let part = part.unwrap_or(Part { slot, rows: 0, prompt: false, output: false });
+        self.backend.remove(slot, 0);
+        self.scheduler.void(slot);
+        self.scheduler.set_positions(slot, 0);
+        self.op_failed(part, DecodeError::Failed { rows: part.rows as usize, reason: reason.to_owned() });
+    }
+
+    fn op_failed(&mut self, part: Part, error: DecodeError) {
+        if part.prompt {
+            self.reply(part.slot, |epoch| Reply::Prompt { epoch, result: Err(error.into()) });
+        } else {
+            self.sample_failed(part.slot, error.into());
+        }
+    }
+
+    fn sample_failed(&mut self, slot: u32, error: SampleError) {
+        self.reply(slot, |epoch| Reply::SampleFailed { epoch, error });
+    }
+
+    fn refuse_without_room(&mut self, slot: u32) {
+        if self.scheduler.take_out_of_room(slot) {
+            let error = SampleError::OutOfRoom {
+                held: self.scheduler.positions(slot),
+                window: self.setup.limits.window,
+            };
+            self.sample_failed(slot, error);
+        }
+    }
+
+    fn reply(&mut self, slot: u32, make: impl FnOnce(u32) -> Reply) {
+        if let Some(session) = &self.sessions[slot as usize] {
+            self.outbox.push((Arc::clone(&session.shared), make(session.epoch)));
+        }
+    }
+
+    fn flush(&mut self) {
+        for (shared, reply) in self.outbox.drain(..) {
+            // Channels hold more than can be under way; a host that is gone needs no answer.
+            if let Err(flume::TrySendError::Full(reply)) = shared.replies.try_send(reply) {
+                tracing::error!(?reply, "a sequence's channel is full, which its bound should rule out");
+            }
+        }
+    }
+
+    fn count(&self, elapsed: Duration) {
+        let counters = &self.setup.counters;
+        let step = self.scheduler.step();
+        let decode_rows = step.parts.iter().filter(|part| !part.prompt).count() as u64;
+        add(&counters.steps, 1);
+        add(&counters.rows, step.rows.len() as u64);
+        add(&counters.decode_steps, u64::from(decode_rows > 0));
+        add(&counters.decode_rows, decode_rows);
+        add(&counters.prompt_rows, step.rows.len() as u64 - decode_rows);
+        add(&counters.step_nanoseconds, elapsed.as_nanos() as u64);
+    }
+}
+
+/// A completion's seed: the configured one, or a random one.
+fn completion_seed(configured: u32) -> u64 {
+    use std::hash::{BuildHasher, Hasher, RandomState};
+    match configured {
+        0 => RandomState::new().build_hasher().finish() | 1,
+        seed => u64::from(seed),
+    }
+}

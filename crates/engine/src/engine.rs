@@ -1,0 +1,274 @@
+//! The handle on a loaded model and its decoder thread.
+
+use std::fmt;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::JoinHandle;
+
+use flume::Sender;
+
+use crate::config::{EngineConfig, SamplingConfig};
+use crate::decoder::{Decoder, ENGINES, Setup};
+use crate::error::{CreateSequenceError, GenerateError, LoadError};
+use crate::generate::{GenerateOptions, Generation, Prompt};
+use crate::llama::{LlamaContext, LlamaModel};
+use crate::metrics::{Counters, Metrics};
+use crate::model::{MemoryKind, Model};
+use crate::protocol::Command;
+use crate::sampling::Masks;
+use crate::scheduler::Limits;
+use crate::sequence::{Link, Sequence};
+
+/// A loaded model, its one llama.cpp context, and the thread that decodes for all sequences.
+///
+/// It may be shared between threads (`Arc<Engine>`, or by reference). Dropping it ends what is in flight with a
+/// `Shutdown` error, joins the thread and frees the context; sequences that outlive it answer with that error.
+pub struct Engine {
+    model: Model,
+    config: EngineConfig,
+    threads: u32,
+    link: Link,
+    stop: Arc<AtomicBool>,
+    counters: Arc<Counters>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl fmt::Debug for Engine {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Engine")
+            .field("model", &self.model)
+            .field("config", &self.config)
+            .finish_non_exhaustive()
+    }
+}
+
+/// A step's wall time with a prompt in it over one without, by default, where the device works beside the processor: a
+/// chunk costs little more than a step there.
+const DEVICE_STRETCH: f32 = 2.5;
+/// The same where the processor does all the work, and small chunks would halve a prompt's speed.
+const PROCESSOR_STRETCH: f32 = 6.0;
+
+impl Engine {
+    /// Loads a GGUF model and starts its decoder thread. Blocks until both are done.
+    ///
+    /// # Errors
+    /// [`LoadError`] names each: a file that is missing, no GGUF, truncated or damaged; an architecture that llama.cpp does
+    /// not know; no memory.
+    pub fn load(path: impl AsRef<Path>, config: EngineConfig) -> Result<Self, LoadError> {
+        Self::load_with_progress(path, config, |_| {})
+    }
+
+    /// As [`Engine::load`]; `progress` is called with the share of the weights that is loaded, 0 to 1.
+    ///
+    /// # Errors
+    /// As [`Engine::load`].
+    pub fn load_with_progress(
+        path: impl AsRef<Path>,
+        config: EngineConfig,
+        mut progress: impl FnMut(f32),
+    ) -> Result<Self, LoadError> {
+        config.validate()?;
+        let path = path.as_ref().to_owned();
+        let (commands, receiver) = flume::bounded(config.queue_capacity as usize);
+        let stop = Arc::new(AtomicBool::new(false));
+        let counters = Arc::new(Counters::default());
+        let (report, reports) = flume::unbounded();
+        let start = Start {
+            path,
+            config: config.clone(),
+            stop: Arc::clone(&stop),
+            counters: Arc::clone(&counters),
+            report,
+        };
+        let thread = std::thread::Builder::new()
+            .name("decoder".to_owned())
+            .spawn(move || start.run(receiver))
+            .map_err(|error| LoadError::Thread(error.to_string()))?;
+        let loaded = loop {
+            match reports.recv() {
+                Ok(Report::Progress(share)) => progress(share),
+                Ok(Report::Loaded(result)) => break result,
+                Err(_) => break Err(LoadError::Thread("it ended while the model was loaded".to_owned())),
+            }
+        };
+        let (llama, threads) = match loaded {
+            Ok(loaded) => loaded,
+            Err(error) => {
+                // It has said its last word and ends; a panic was reported above.
+                let _ = thread.join();
+                return Err(error);
+            }
+        };
+        Ok(Self {
+            link: Link {
+                commands,
+                window: config.context_window,
+                vocabulary: llama.vocabulary_size(),
+                queue_capacity: config.queue_capacity,
+                max_sequences: config.max_sequences,
+                rolls_back: llama.memory_kind().rolls_back(config.full_sliding_window),
+            },
+            model: Model { llama },
+            config,
+            threads,
+            stop,
+            counters,
+            thread: Some(thread),
+        })
+    }
+
+    /// The model: tokens, texts and chat templates.
+    #[must_use]
+    pub fn model(&self) -> &Model {
+        &self.model
+    }
+
+    /// What the engine was loaded with.
+    #[must_use]
+    pub fn config(&self) -> &EngineConfig {
+        &self.config
+    }
+
+    /// CPU threads a step, as of loading: with [`EngineConfig::threads`] unset, engines share the cores out.
+    #[must_use]
+    pub fn thread_count(&self) -> u32 {
+        self.threads
+    }
+
+    /// Layers that were asked for on a GPU: all of the model's if [`EngineConfig::gpu_layers`] is unset.
+    #[must_use]
+    pub fn gpu_layer_count(&self) -> u32 {
+        let all = self.model.layer_count() + 1;
+        self.config.gpu_layers.map_or(all, |layers| layers.min(all))
+    }
+
+    /// A new sequence in a free slot. Blocks until the step under way is done.
+    ///
+    /// # Errors
+    /// [`CreateSequenceError`] names each: all slots taken, a sampling configuration that cannot be, a full queue.
+    pub fn create_sequence(&self, sampling: SamplingConfig) -> Result<Sequence, CreateSequenceError> {
+        Sequence::create(sampling, self.link.clone())
+    }
+
+    /// Completes `prompt` in a sequence of its own, and streams the text. Returns as soon as the prompt is queued.
+    ///
+    /// # Errors
+    /// [`GenerateError`]: what [`Engine::create_sequence`], [`Model::tokenize`] or [`Sequence::decode_prompt`] find wrong
+    /// before they decode. What fails later ends the generation with its reason.
+    pub fn generate(
+        &self,
+        prompt: impl Into<Prompt>,
+        options: GenerateOptions,
+    ) -> Result<Generation, GenerateError> {
+        Generation::start(self, prompt.into(), options)
+    }
+
+    /// Counters since the model was loaded.
+    #[must_use]
+    pub fn metrics(&self) -> Metrics {
+        self.counters.snapshot()
+    }
+}
+
+impl Drop for Engine {
+    fn drop(&mut self) {
+        // 1. The step under way is broken off where the backend can.
+        self.stop.store(true, Ordering::Relaxed);
+        // 2. The decoder stops, and answers everybody who waits. An error: it has ended already.
+        let _ = self.link.commands.send(Command::Shutdown);
+        // 3. Its thread frees the context. The model goes with the last handle on it.
+        if let Some(thread) = self.thread.take() {
+            let _ = thread.join();
+        }
+    }
+}
+
+enum Report {
+    Progress(f32),
+    Loaded(Result<(Arc<LlamaModel>, u32), LoadError>),
+}
+
+/// What the decoder thread begins with.
+struct Start {
+    path: PathBuf,
+    config: EngineConfig,
+    stop: Arc<AtomicBool>,
+    counters: Arc<Counters>,
+    report: Sender<Report>,
+}
+
+impl Start {
+    fn run(self, commands: flume::Receiver<Command>) {
+        let _counted = Counted::new();
+        let cores = num_cpus::get_physical().max(1) as u32;
+        let threads = self.config.threads.map(std::num::NonZeroU32::get);
+        let first = threads.unwrap_or_else(|| (cores / ENGINES.load(Ordering::Relaxed).max(1)).max(1));
+        let report = self.report.clone();
+        let made = LlamaModel::load(&self.path, &self.config, &mut |share| {
+            // Nobody listens any more if the loading thread has panicked.
+            let _ = report.send(Report::Progress(share));
+        })
+        .map(Arc::new)
+        .and_then(|model| Ok((LlamaContext::new(&model, &self.config, first)?, model)));
+        let (context, model) = match made {
+            Ok(made) => made,
+            Err(error) => {
+                let _ = self.report.send(Report::Loaded(Err(error)));
+                return;
+            }
+        };
+        let setup = self.setup(&model, threads, cores);
+        let decoder = Decoder::new(context, setup, commands);
+        let _ = self.report.send(Report::Loaded(Ok((model, first))));
+        drop(self);
+        decoder.run();
+    }
+
+    fn setup(&self, model: &Arc<LlamaModel>, threads: Option<u32>, cores: u32) -> Setup {
+        let config = &self.config;
+        let kind = model.memory_kind();
+        let rolls_back = kind.rolls_back(config.full_sliding_window);
+        let stretch = if model.offloaded() { DEVICE_STRETCH } else { PROCESSOR_STRETCH };
+        let vocabulary = Arc::clone(model);
+        Setup {
+            limits: Limits {
+                max_sequences: config.max_sequences,
+                window: config.context_window,
+                batch: config.batch_size,
+                run_ahead: if rolls_back { config.run_ahead } else { 0 },
+                straggler_window: config.straggler_window,
+                prefill_stretch: config.prefill_stretch.unwrap_or(stretch),
+            },
+            asynchronous: model.offloaded(),
+            rolls_back,
+            forgets_beyond: match kind {
+                MemoryKind::SlidingWindow { window } if !config.full_sliding_window => Some(window),
+                _ => None,
+            },
+            threads,
+            cores,
+            is_eog: Box::new(move |token| vocabulary.is_eog(token)),
+            vocabulary_size: model.vocabulary_size() as usize,
+            masks: Masks::of(model),
+            stop: Arc::clone(&self.stop),
+            counters: Arc::clone(&self.counters),
+        }
+    }
+}
+
+/// One of the engines that share the cores.
+struct Counted;
+
+impl Counted {
+    fn new() -> Self {
+        ENGINES.fetch_add(1, Ordering::Relaxed);
+        Self
+    }
+}
+
+impl Drop for Counted {
+    fn drop(&mut self) {
+        ENGINES.fetch_sub(1, Ordering::Relaxed);
+    }
+}

@@ -1,0 +1,78 @@
+//! A look at a model file before llama.cpp loads it, so that an error can say what is wrong with it.
+
+use std::ffi::{CStr, CString};
+use std::fs::File;
+use std::io::Read;
+use std::path::Path;
+
+use llama_cpp_sys_2 as sys;
+
+use super::{guard, log, throwing};
+use crate::error::LoadError;
+
+/// Checks that `path` is a GGUF file as long as its tensors need, and returns its architecture.
+pub(super) fn inspect(path: &Path, c_path: &CString) -> Result<String, LoadError> {
+    let unreadable =
+        |error: std::io::Error| LoadError::Unreadable { path: path.to_owned(), reason: error.to_string() };
+    let file = File::open(path).map_err(unreadable)?;
+    let metadata = file.metadata().map_err(unreadable)?;
+    if !metadata.is_file() {
+        return Err(LoadError::Unreadable { path: path.to_owned(), reason: "not a file".to_owned() });
+    }
+    let mut magic = Vec::new();
+    file.take(4).read_to_end(&mut magic).map_err(unreadable)?;
+    if magic != b"GGUF" {
+        return Err(LoadError::NotGguf { path: path.to_owned(), found: magic });
+    }
+
+    let damaged = |reason| LoadError::Damaged { path: path.to_owned(), reason };
+    log::take_errors();
+    let params = sys::gguf_init_params { no_alloc: true, ctx: std::ptr::null_mut() };
+    // SAFETY: the path is zero-terminated, and with `no_alloc` and no `ctx` only the metadata is read.
+    let gguf =
+        guard(|| unsafe { throwing::gguf_init_from_file(c_path.as_ptr(), params) }).map_err(damaged)?;
+    if gguf.is_null() {
+        return Err(damaged(log::take_errors()));
+    }
+    let gguf = Gguf(gguf);
+    let needed = gguf.bytes_needed();
+    if needed > metadata.len() {
+        return Err(LoadError::Truncated { path: path.to_owned(), actual: metadata.len(), needed });
+    }
+    gguf.string(c"general.architecture").ok_or_else(|| damaged("it has no general.architecture".to_owned()))
+}
+
+struct Gguf(*mut sys::gguf_context);
+
+impl Drop for Gguf {
+    fn drop(&mut self) {
+        // SAFETY: the pointer came from gguf_init_from_file, is not null, and is freed once.
+        unsafe { sys::gguf_free(self.0) };
+    }
+}
+
+impl Gguf {
+    /// Where the last tensor ends, in bytes from the file's begin.
+    fn bytes_needed(&self) -> u64 {
+        // SAFETY: the context is alive, and the ids are below gguf_get_n_tensors.
+        let end = unsafe {
+            (0..sys::gguf_get_n_tensors(self.0))
+                .map(|id| sys::gguf_get_tensor_offset(self.0, id) + sys::gguf_get_tensor_size(self.0, id))
+                .max()
+        };
+        // SAFETY: the context is alive.
+        end.map_or(0, |end| (unsafe { sys::gguf_get_data_offset(self.0) } + end) as u64)
+    }
+
+    fn string(&self, key: &CStr) -> Option<String> {
+        // SAFETY: the context is alive and the key zero-terminated; the value is read only if it is there and a string,
+        // and copied before the context goes.
+        unsafe {
+            let id = sys::gguf_find_key(self.0, key.as_ptr());
+            if id < 0 || sys::gguf_get_kv_type(self.0, id) != sys::GGUF_TYPE_STRING {
+                return None;
+            }
+            Some(CStr::from_ptr(sys::gguf_get_val_str(self.0, id)).to_string_lossy().into_owned())
+        }
+    }
+}

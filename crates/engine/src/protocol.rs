@@ -1,0 +1,92 @@
+//! What crosses the channels between hosts and the decoder thread.
+//!
+//! A sequence has one operation under way at a time. Each operation that makes pending tokens void carries a new epoch,
+//! and replies carry the epoch that they belong to, so that a host passes over what was sampled before.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use flume::Sender;
+
+use crate::config::SamplingConfig;
+use crate::error::{PromptError, SampleError, TrimError};
+use crate::model::Token;
+
+/// Tokens that a generation asks for at a time.
+pub(crate) const ASK_AHEAD: u32 = 16;
+
+/// A token, and what the host learns of it.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Sample {
+    /// The token.
+    pub token: Token,
+    /// Whether it ends generation.
+    pub is_eog: bool,
+    /// Its log-probability (natural logarithm) under the model's raw distribution; 0 unless it was asked for.
+    pub logprob: f32,
+    /// Whether the most likely token of the raw distribution ends generation.
+    pub argmax_is_eog: bool,
+}
+
+pub(crate) enum Command {
+    Create { sampling: SamplingConfig, shared: Arc<Shared>, reply: Sender<u32> },
+    Prompt { slot: u32, epoch: u32, tokens: Vec<Token>, start: u32, word_continuation: bool, logprob: bool },
+    Ask { slot: u32, count: u32 },
+    Trim { slot: u32, epoch: u32, keep: u32, visible: Option<u32> },
+    Logprob { slot: u32, epoch: u32, on: bool, consumed: u32 },
+    Positions { slot: u32 },
+    Destroy { slot: u32 },
+    Shutdown,
+}
+
+#[derive(Debug)]
+pub(crate) enum Reply {
+    Prompt {
+        epoch: u32,
+        result: Result<(), PromptError>,
+    },
+    Token {
+        epoch: u32,
+        sample: Sample,
+    },
+    SampleFailed {
+        epoch: u32,
+        error: SampleError,
+    },
+    Trim {
+        epoch: u32,
+        result: Result<u32, TrimError>,
+    },
+    Positions(u32),
+    /// The sequence was cancelled: look at the flag.
+    Wake,
+    Shutdown,
+}
+
+/// What a sequence's handle, its cancellers and the decoder share.
+#[derive(Debug)]
+pub(crate) struct Shared {
+    cancelled: AtomicBool,
+    pub(crate) replies: Sender<Reply>,
+}
+
+impl Shared {
+    pub(crate) fn new(replies: Sender<Reply>) -> Self {
+        Self { cancelled: AtomicBool::new(false), replies }
+    }
+
+    pub(crate) fn is_cancelled(&self) -> bool {
+        self.cancelled.load(Ordering::Acquire)
+    }
+
+    pub(crate) fn cancel(&self) {
+        if !self.cancelled.swap(true, Ordering::AcqRel) {
+            // A full channel has something to wake the host already.
+            let _ = self.replies.try_send(Reply::Wake);
+        }
+    }
+
+    pub(crate) fn rearm(&self) {
+        self.cancelled.store(false, Ordering::Release);
+    }
+}

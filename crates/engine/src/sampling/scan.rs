@@ -1,0 +1,123 @@
+//! Passes over a row of logits, written so that the compiler vectorises them.
+
+/// Logits a block. A block's maximum says whether it is worth a look.
+pub(super) const BLOCK: usize = 128;
+/// Logits that are worked on at once: a multiple of the widest vectors.
+const LANES: usize = 16;
+
+/// Writes each block's maximum to `maxima`. NaN counts as nothing.
+pub(super) fn block_maxima(row: &[f32], maxima: &mut Vec<f32>) {
+    maxima.clear();
+    maxima.extend(row.chunks(BLOCK).map(|block| {
+        let mut lanes = [f32::NEG_INFINITY; LANES];
+        let mut chunks = block.chunks_exact(LANES);
+        for chunk in &mut chunks {
+            for (lane, &logit) in lanes.iter_mut().zip(chunk) {
+                *lane = if logit > *lane { logit } else { *lane };
+            }
+        }
+        let tail = chunks.remainder().iter().copied().fold(f32::NEG_INFINITY, f32::max);
+        lanes.into_iter().fold(tail, f32::max)
+    }));
+}
+
+/// The first index of the highest logit, or `None` for a row with nothing above negative infinity.
+pub(super) fn argmax(row: &[f32], maxima: &[f32]) -> Option<usize> {
+    let mut best = (0, f32::NEG_INFINITY);
+    for (block, &max) in maxima.iter().enumerate() {
+        if max > best.1 {
+            best = (block, max);
+        }
+    }
+    let start = best.0 * BLOCK;
+    let block = &row[start.min(row.len())..row.len().min(start + BLOCK)];
+    (best.1 > f32::NEG_INFINITY)
+        .then(|| block.iter().position(|&logit| logit == best.1))?
+        .map(|at| start + at)
+}
+
+/// A value that at least `k` logits reach and not many more: the `k`-th highest block maximum. Negative infinity if
+/// there are fewer blocks than that.
+pub(super) fn kth_block_floor(maxima: &[f32], k: usize, order: &mut Vec<f32>) -> f32 {
+    if k > maxima.len() {
+        return f32::NEG_INFINITY;
+    }
+    order.clear();
+    order.extend_from_slice(maxima);
+    *order.select_nth_unstable_by(k - 1, |a, b| b.total_cmp(a)).1
+}
+
+/// The sum of `exp((logit - max) * scale)`. No logit is above `max`.
+pub(super) fn sum_exp(row: &[f32], max: f32, scale: f32) -> f32 {
+    // In pieces, so that a large vocabulary does not drown its small terms: an f32 keeps 24 bits.
+    let sum: f64 = row
+        .chunks(4096)
+        .map(|piece| {
+            let mut lanes = [0.0_f32; LANES];
+            let mut chunks = piece.chunks_exact(LANES);
+            for chunk in &mut chunks {
+                for (lane, &logit) in lanes.iter_mut().zip(chunk) {
+                    *lane += exp((logit - max) * scale);
+                }
+            }
+            let tail: f32 = chunks.remainder().iter().map(|&logit| exp((logit - max) * scale)).sum();
+            f64::from(lanes.into_iter().sum::<f32>() + tail)
+        })
+        .sum();
+    sum as f32
+}
+
+/// e^x for x <= 0, within 2 units of the last place, without a branch; 0 below -87.
+///
+/// x is split into n·ln 2 + r with |r| <= ln 2 / 2, e^r comes from its Taylor polynomial, and 2^n from the exponent's
+/// bits.
+#[inline]
+fn exp(x: f32) -> f32 {
+    const ROUND: f32 = 12_582_912.0; // 1.5 * 2^23: adding it leaves the nearest whole number in the low bits.
+    const LN_2_HIGH: f32 = 0.693_359_4;
+    const LN_2_LOW: f32 = -2.121_944_4e-4;
+    let clamped = if x > -87.0 { x } else { -87.0 };
+    let shifted = clamped * std::f32::consts::LOG2_E + ROUND;
+    let n = shifted - ROUND;
+    let r = clamped - n * LN_2_HIGH - n * LN_2_LOW;
+    let tail = r * (1.0 / 120.0 + r * (1.0 / 720.0 + r * (1.0 / 5040.0)));
+    let power = 1.0 + r * (1.0 + r * (0.5 + r * (1.0 / 6.0 + r * (1.0 / 24.0 + tail))));
+    let scale = f32::from_bits((shifted.to_bits() << 23).wrapping_add(0x3f80_0000));
+    if x > -87.0 { power * scale } else { 0.0 }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn exp_is_close_to_the_real_one() {
+        for step in 0..=870_000 {
+            let x = -(step as f32) / 10_000.0;
+            let (ours, real) = (f64::from(exp(x)), f64::from(x).exp());
+            assert!((ours - real).abs() <= real * 3e-7, "exp({x}) is {real}, not {ours}");
+        }
+        assert_eq!(exp(f32::NEG_INFINITY), 0.0);
+        assert_eq!(exp(0.0), 1.0);
+    }
+
+    #[test]
+    fn argmax_is_the_first_of_equals_and_passes_over_nan() {
+        for len in [1, 15, 16, 17, 127, 128, 129, 1000] {
+            for at in [0, len / 2, len - 1] {
+                let mut row = vec![-1.0; len];
+                row[at] = 5.0;
+                row[len - 1] = 5.0;
+                if at > 0 {
+                    row[0] = f32::NAN;
+                }
+                let mut maxima = Vec::new();
+                block_maxima(&row, &mut maxima);
+                assert_eq!(argmax(&row, &maxima), Some(at), "length {len}");
+            }
+        }
+        let mut maxima = Vec::new();
+        block_maxima(&[f32::NAN; 40], &mut maxima);
+        assert_eq!(argmax(&[f32::NAN; 40], &maxima), None);
+    }
+}
