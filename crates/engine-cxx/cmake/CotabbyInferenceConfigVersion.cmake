@@ -1,0 +1,10 @@
+# Versions with the same first two numbers are compatible while the first is 0.
+set(PACKAGE_VERSION "@VERSION@")
+if(PACKAGE_FIND_VERSION VERSION_LESS_EQUAL PACKAGE_VERSION AND PACKAGE_VERSION MATCHES "^([0-9]+[.][0-9]+)[.]")
+  if(PACKAGE_FIND_VERSION MATCHES "^${CMAKE_MATCH_1}([.]|$)")
+    set(PACKAGE_VERSION_COMPATIBLE TRUE)
+  endif()
+  if(PACKAGE_FIND_VERSION VERSION_EQUAL PACKAGE_VERSION)
+    set(PACKAGE_VERSION_EXACT TRUE)
+  endif()
+endif()
