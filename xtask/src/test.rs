@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use crate::{Result, fixtures, setup, sh, tidy};
 
 /// The workspace's own features that every step builds with. One set for all of them, so that nothing is built twice.
-const FEATURES: &[&str] = &["async"];
+const FEATURES: &[&str] = &["async", "shapes"];
 
 #[derive(clap::Args, Default)]
 pub(crate) struct Args {
@@ -42,7 +42,8 @@ const CLIPPY: Step = Step {
     needs: &["setup", "components"],
     run: |args| cargo(args, &["clippy", "--all-targets"], &["--", "-D", "warnings"]),
 };
-const TESTS: Step = Step { name: "test", needs: &["fixtures"], run: |args| cargo(args, &["test"], &[]) };
+const TESTS: Step =
+    Step { name: "test", needs: &["fixtures"], run: |args| cargo(args, &["test", "--no-fail-fast"], &[]) };
 const DOC: Step = Step {
     name: "doc",
     needs: &["setup"],
@@ -180,6 +181,6 @@ mod tests {
 
     #[test]
     fn a_users_features_come_on_top() {
-        assert_eq!(features(&["metal".to_owned()]), "async,metal");
+        assert_eq!(features(&["metal".to_owned()]), "async,shapes,metal");
     }
 }
