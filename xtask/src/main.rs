@@ -1,6 +1,7 @@
 //! The project's chores, each one command: `cargo xtask --help` lists them. It needs nothing but Rust itself, so that it
 //! can set up a new machine.
 
+mod bench;
 mod demo;
 mod fixtures;
 mod msrv;
@@ -33,6 +34,8 @@ enum Cli {
     Lint(test::Args),
     /// Build the documentation; a warning is an error
     Docs(test::Args),
+    /// Run the matrix of benches, and keep its results with a report and plots
+    Bench(bench::Args),
     /// Check that the oldest supported Rust compiles everything
     Msrv,
     /// Check the dependencies' licences and sources with cargo-deny
@@ -48,6 +51,7 @@ fn main() -> ExitCode {
         Cli::Ci(args) => test::run(&test::Args { locked: true, ..args }, test::ALL),
         Cli::Lint(args) => test::run(&args, test::LINT),
         Cli::Docs(args) => test::run(&args, test::DOCS),
+        Cli::Bench(args) => bench::run(&args),
         Cli::Msrv => msrv::run(),
         Cli::Deny => sh::run(sh::cargo().args(["deny", "check"])),
     };

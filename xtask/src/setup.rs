@@ -25,10 +25,16 @@ enum Tool {
     CMake,
     Libclang,
     Pip,
+    Clang,
+    Doctest,
+    PkgConfig,
 }
 
 impl Tool {
-    const ALL: [Self; 5] = [Self::Compiler, Self::Make, Self::CMake, Self::Libclang, Self::Pip];
+    /// What building the project and fetching its models takes.
+    const BUILD: &[Self] = &[Self::Compiler, Self::Make, Self::CMake, Self::Libclang, Self::Pip];
+    /// What the tests of the C++ API take besides.
+    const CXX_TESTS: &[Self] = &[Self::Clang, Self::Doctest, Self::PkgConfig];
 
     fn name(self) -> &'static str {
         match self {
@@ -37,6 +43,9 @@ impl Tool {
             Self::CMake => "CMake",
             Self::Libclang => "libclang",
             Self::Pip => "Python 3 with pip",
+            Self::Clang => "clang++",
+            Self::Doctest => "doctest",
+            Self::PkgConfig => "pkg-config",
         }
     }
 
@@ -45,6 +54,7 @@ impl Tool {
             Self::Compiler | Self::Make | Self::CMake => "llama.cpp is built with it",
             Self::Libclang => "llama.cpp's headers are read with it; its own headers are needed too",
             Self::Pip => "the models are fetched with it",
+            Self::Clang | Self::Doctest | Self::PkgConfig => "the C++ API is tested with it",
         }
     }
 }
@@ -84,13 +94,22 @@ impl Machine for ThisMachine {
 }
 
 pub(crate) fn run(args: &Args) -> Result {
-    let missing = missing(&ThisMachine);
+    ensure(Tool::BUILD, args.no_install)
+}
+
+/// What the tests of the C++ API need besides, where there are any.
+pub(crate) fn for_cxx_tests() -> Result {
+    if cfg!(windows) { Ok(()) } else { ensure(Tool::CXX_TESTS, false) }
+}
+
+fn ensure(tools: &[Tool], no_install: bool) -> Result {
+    let missing = missing(&ThisMachine, tools);
     if missing.is_empty() {
-        eprintln!("setup: a C++ compiler, make, CMake, libclang and pip are there");
+        eprintln!("setup: {} are there", names(tools));
         return Ok(());
     }
     let plan = Plan::new(&ThisMachine, &missing);
-    let Plan::Install(commands) = plan.unless(args.no_install) else {
+    let Plan::Install(commands) = plan.unless(no_install) else {
         return Err(plan.text(&missing).into());
     };
     eprintln!("setup: {} missing, installing", names(&missing));
@@ -101,7 +120,7 @@ pub(crate) fn run(args: &Args) -> Result {
             failures.push(error.to_string());
         }
     }
-    let still = self::missing(&ThisMachine);
+    let still = self::missing(&ThisMachine, tools);
     if still.is_empty() {
         return Ok(());
     }
@@ -125,8 +144,8 @@ fn find_python(machine: &impl Machine) -> Option<&'static [&'static str]> {
     })
 }
 
-fn missing(machine: &impl Machine) -> Vec<Tool> {
-    Tool::ALL.into_iter().filter(|tool| !is_there(machine, *tool)).collect()
+fn missing(machine: &impl Machine, tools: &[Tool]) -> Vec<Tool> {
+    tools.iter().copied().filter(|tool| !is_there(machine, *tool)).collect()
 }
 
 fn is_there(machine: &impl Machine, tool: Tool) -> bool {
@@ -150,6 +169,12 @@ fn is_there(machine: &impl Machine, tool: Tool) -> bool {
         }
         Tool::Libclang => machine.libclang().is_some(),
         Tool::Pip => find_python(machine).is_some(),
+        Tool::Clang => machine.answers("clang++", &["--version"]),
+        Tool::Doctest => {
+            let include = ["-fsyntax-only", "-x", "c++", "-include", "doctest/doctest.h", "/dev/null"];
+            machine.answers(&machine.variable("CXX").unwrap_or_else(|| "c++".to_owned()), &include)
+        }
+        Tool::PkgConfig => machine.answers("pkg-config", &["--version"]),
     }
 }
 
@@ -182,7 +207,8 @@ enum Plan {
 impl Plan {
     fn new(machine: &impl Machine, missing: &[Tool]) -> Self {
         // On macOS the compiler, make and libclang come with Apple's tools, whose installer asks the user.
-        let from_apple = |tool: &Tool| matches!(tool, Tool::Compiler | Tool::Make | Tool::Libclang);
+        let from_apple =
+            |tool: &Tool| matches!(tool, Tool::Compiler | Tool::Make | Tool::Libclang | Tool::Clang);
         if machine.os() == "macos" && missing.iter().any(from_apple) {
             return Self::Tell("xcode-select --install".to_owned());
         }

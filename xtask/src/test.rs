@@ -27,6 +27,7 @@ pub(crate) struct Step {
 }
 
 const SETUP: Step = Step { name: "setup", needs: &[], run: |_| setup::run(&setup::Args::default()) };
+const SETUP_CXX: Step = Step { name: "setup-cxx", needs: &["setup"], run: |_| setup::for_cxx_tests() };
 const FIXTURES: Step = Step { name: "fixtures", needs: &["setup"], run: |_| fixtures::run() };
 const TIDY: Step = Step { name: "tidy", needs: &[], run: |_| tidy::run() };
 const COMPONENTS: Step =
@@ -52,7 +53,7 @@ const DOC: Step = Step {
 };
 
 /// `cargo xtask test`, the quickest steps first.
-pub(crate) const ALL: &[Step] = &[SETUP, COMPONENTS, FMT, TIDY, FIXTURES, CLIPPY, DOC, TESTS];
+pub(crate) const ALL: &[Step] = &[SETUP, COMPONENTS, FMT, TIDY, FIXTURES, CLIPPY, DOC, TESTS, SETUP_CXX];
 /// `cargo xtask lint`.
 pub(crate) const LINT: &[Step] = &[SETUP, COMPONENTS, FMT, TIDY, CLIPPY];
 /// `cargo xtask docs`.

@@ -2,6 +2,7 @@
 
 use super::{Machine, Tool};
 
+/// In the order of the names in [`Manager::package`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Manager {
     Apt,
@@ -59,7 +60,7 @@ impl Manager {
     }
 
     fn package(self, tool: Tool) -> &'static str {
-        let [apt, dnf, pacman, zypper, apk, brew, winget] = match tool {
+        let names: [&str; 7] = match tool {
             Tool::Compiler => {
                 ["g++", "gcc-c++", "gcc", "gcc-c++", "g++", "gcc", "Microsoft.VisualStudio.2022.BuildTools"]
             }
@@ -68,25 +69,25 @@ impl Manager {
             Tool::Libclang => {
                 ["libclang-dev", "clang-devel", "clang", "clang-devel", "clang-dev", "llvm", "LLVM.LLVM"]
             }
-            Tool::Pip => [
-                "python3-pip",
-                "python3-pip",
-                "python-pip",
-                "python3-pip",
-                "py3-pip",
-                "python",
-                "Python.Python.3.13",
+            Tool::Pip => {
+                let python = "Python.Python.3.13";
+                ["python3-pip", "python3-pip", "python-pip", "python3-pip", "py3-pip", "python", python]
+            }
+            Tool::Clang => ["clang", "clang", "clang", "clang", "clang", "llvm", "LLVM.LLVM"],
+            Tool::Doctest => [
+                "doctest-dev",
+                "doctest-devel",
+                "doctest",
+                "doctest-devel",
+                "doctest-dev",
+                "doctest",
+                "doctest",
             ],
+            Tool::PkgConfig => {
+                ["pkg-config", "pkgconf", "pkgconf", "pkg-config", "pkgconf", "pkgconf", "pkgconf"]
+            }
         };
-        match self {
-            Self::Apt => apt,
-            Self::Dnf => dnf,
-            Self::Pacman => pacman,
-            Self::Zypper => zypper,
-            Self::Apk => apk,
-            Self::Brew => brew,
-            Self::Winget => winget,
-        }
+        names[self as usize]
     }
 
     /// The arguments of each call that it takes, without the packages, which end the last one.

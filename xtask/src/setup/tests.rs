@@ -39,7 +39,7 @@ fn bare(programs: &[&'static str]) -> Fake {
 #[test]
 fn a_machine_with_everything_misses_nothing() {
     let machine = Fake { libclang: true, ..bare(&["c++", "cc", "make", "cmake", "python3"]) };
-    assert_eq!(missing(&machine), []);
+    assert_eq!(missing(&machine, Tool::BUILD), []);
 }
 
 #[test]
@@ -48,9 +48,9 @@ fn each_tool_is_missed_by_itself() {
     for (index, tool) in [Tool::Compiler, Tool::Make, Tool::CMake, Tool::Pip].into_iter().enumerate() {
         let mut programs = vec!["cc"];
         programs.extend(all.iter().enumerate().filter(|(other, _)| *other != index).map(|(_, name)| *name));
-        assert_eq!(missing(&Fake { libclang: true, ..bare(&programs) }), [tool]);
+        assert_eq!(missing(&Fake { libclang: true, ..bare(&programs) }, Tool::BUILD), [tool]);
     }
-    assert_eq!(missing(&bare(&["c++", "cc", "make", "cmake", "python3"])), [Tool::Libclang]);
+    assert_eq!(missing(&bare(&["c++", "cc", "make", "cmake", "python3"]), Tool::BUILD), [Tool::Libclang]);
 }
 
 #[test]
@@ -60,9 +60,9 @@ fn variables_name_other_tools() {
         variables: vec![("CXX", "clang++"), ("CMAKE_GENERATOR", "Ninja"), ("CMAKE", "cmake3")],
         ..bare(&["clang++", "cmake3", "python3"])
     };
-    assert_eq!(missing(&machine), []);
+    assert_eq!(missing(&machine, Tool::BUILD), []);
     let machine = Fake { variables: vec![("CXX", "no-such-compiler")], ..bare(&["c++", "cc"]) };
-    assert!(missing(&machine).contains(&Tool::Compiler));
+    assert!(missing(&machine, Tool::BUILD).contains(&Tool::Compiler));
 }
 
 #[test]
@@ -76,7 +76,7 @@ fn the_systems_python_serves_when_the_first_one_has_no_pip() {
 #[test]
 fn root_installs_what_is_missing_and_nothing_else() {
     let machine = Fake { root: true, ..bare(&["c++", "cc", "make", "apt-get"]) };
-    let Plan::Install(commands) = Plan::new(&machine, &missing(&machine)) else {
+    let Plan::Install(commands) = Plan::new(&machine, &missing(&machine, Tool::BUILD)) else {
         panic!("root on Debian can install");
     };
     let lines: Vec<_> = commands.iter().map(|words| words.join(" ")).collect();
