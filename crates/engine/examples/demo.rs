@@ -101,8 +101,10 @@ fn run(engine: &Engine, args: &Args, at_once: usize) -> Result<Run, Box<dyn Erro
             })
             .collect::<Result<Vec<_>, Box<dyn Error>>>()?;
         let finished: Vec<_> = std::thread::scope(|scope| {
-            let threads: Vec<_> =
-                generations.into_iter().map(|(view, generation)| scope.spawn(|| show(view, generation))).collect();
+            let threads: Vec<_> = generations
+                .into_iter()
+                .map(|(view, generation)| scope.spawn(|| show(view, generation)))
+                .collect();
             threads.into_iter().map(std::thread::ScopedJoinHandle::join).collect()
         });
         for outcome in finished {

@@ -201,7 +201,8 @@ struct Start {
 impl Start {
     fn run(self, commands: flume::Receiver<Command>) {
         let _counted = Counted::new();
-        let cores = num_cpus::get_physical().max(1) as u32;
+        // Hyper-threads share the units that the work is done with; a container may have less than the machine.
+        let cores = num_cpus::get_physical().min(num_cpus::get()).max(1) as u32;
         let threads = self.config.threads.map(std::num::NonZeroU32::get);
         let first = threads.unwrap_or_else(|| (cores / ENGINES.load(Ordering::Relaxed).max(1)).max(1));
         let report = self.report.clone();
@@ -242,6 +243,7 @@ impl Start {
             },
             asynchronous: model.offloaded(),
             rolls_back,
+            one_state: matches!(kind, MemoryKind::Recurrent | MemoryKind::Hybrid),
             forgets_beyond: match kind {
                 MemoryKind::SlidingWindow { window } if !config.full_sliding_window => Some(window),
                 _ => None,
