@@ -31,6 +31,8 @@ pub(crate) struct Setup {
     /// CPU threads; `None`: as many as `cores` allow.
     pub(crate) threads: Option<u32>,
     pub(crate) cores: u32,
+    /// Threads that choose tokens.
+    pub(crate) sampling_threads: usize,
     pub(crate) is_eog: Box<dyn Fn(Token) -> bool + Send>,
     pub(crate) vocabulary_size: usize,
     pub(crate) masks: Masks,
@@ -81,7 +83,7 @@ impl<B: Backend> Decoder<B> {
             scheduler: Scheduler::new(setup.limits.clone()),
             sessions: (0..slots).map(|_| None).collect(),
             outbox: Vec::with_capacity(2 * slots),
-            sampler: Sampler::new(slots, setup.asynchronous),
+            sampler: Sampler::new(slots, setup.sampling_threads),
             stopping: false,
             backend,
             setup,

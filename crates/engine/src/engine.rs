@@ -48,6 +48,8 @@ impl fmt::Debug for Engine {
 const DEVICE_STRETCH: f32 = 2.5;
 /// The same where the processor does all the work, and small chunks would halve a prompt's speed.
 const PROCESSOR_STRETCH: f32 = 6.0;
+/// Threads that choose tokens by default, at most: the rows come out of one memory.
+const MAX_SAMPLING_THREADS: usize = 8;
 
 impl Engine {
     /// Loads a GGUF model and starts its decoder thread. Blocks until both are done.
@@ -250,6 +252,11 @@ impl Start {
             },
             threads,
             cores,
+            sampling_threads: match config.sampling_threads {
+                Some(threads) => threads.get() as usize,
+                None if model.offloaded() => MAX_SAMPLING_THREADS.min(cores as usize),
+                None => 1,
+            },
             is_eog: Box::new(move |token| vocabulary.is_eog(token)),
             vocabulary_size: model.vocabulary_size() as usize,
             masks: Masks::of(model),
