@@ -136,6 +136,13 @@ pub fn median(durations: &[Duration]) -> Duration {
     sorted.get(sorted.len() / 2).copied().unwrap_or_default()
 }
 
+/// The mean of some durations; zero of none. The interval of [`Latency::paced`]: what is sampled ahead is handed over in
+/// bursts, so that a typical wait is far shorter than the pace.
+#[must_use]
+pub fn mean(durations: &[Duration]) -> Duration {
+    durations.iter().sum::<Duration>() / durations.len().max(1) as u32
+}
+
 fn micros(duration: Duration) -> u64 {
     duration.as_micros().try_into().unwrap_or(u64::MAX).max(1)
 }
@@ -172,8 +179,9 @@ mod tests {
     }
 
     #[test]
-    fn the_median_is_the_middle() {
-        assert_eq!(median(&[3 * MS, MS, 2 * MS]), 2 * MS);
-        assert_eq!(median(&[]), Duration::ZERO);
+    fn middle_and_mean_of_durations() {
+        let durations = [9 * MS, MS, 2 * MS];
+        assert_eq!((median(&durations), mean(&durations)), (2 * MS, 4 * MS));
+        assert_eq!((median(&[]), mean(&[])), (Duration::ZERO, Duration::ZERO));
     }
 }

@@ -140,19 +140,24 @@ fn variant(scenario: Scenario, settings: &Settings) -> String {
     let (config, usual) = (settings.engine_config(), default.engine_config());
     let (sampling, greedy) = (&settings.sampling, &default.sampling);
     compare("kv", format!("{:?}", config.kv_layout), format!("{:?}", usual.kv_layout));
-    compare("run-ahead", config.run_ahead.to_string(), usual.run_ahead.to_string());
-    compare(
-        "straggler-window",
-        format!("{:?}", config.straggler_window),
-        format!("{:?}", usual.straggler_window),
-    );
-    compare("long-prompt", settings.long_prompt_tokens.to_string(), default.long_prompt_tokens.to_string());
+    if scenario.runs_engine() {
+        compare("run-ahead", config.run_ahead.to_string(), usual.run_ahead.to_string());
+        let window = |config: &engine::EngineConfig| format!("{:?}", config.straggler_window);
+        compare("straggler-window", window(&config), window(&usual));
+        compare("logprobs", sampling.logprobs.to_string(), greedy.logprobs.to_string());
+    }
+    if scenario.has_long_prompt() {
+        compare(
+            "long-prompt",
+            settings.long_prompt_tokens.to_string(),
+            default.long_prompt_tokens.to_string(),
+        );
+    }
     compare("temperature", sampling.temperature.to_string(), greedy.temperature.to_string());
     compare("top-k", sampling.top_k.to_string(), greedy.top_k.to_string());
     compare("top-p", sampling.top_p.to_string(), greedy.top_p.to_string());
     compare("min-p", sampling.min_p.to_string(), greedy.min_p.to_string());
     compare("penalty", sampling.repetition_penalty.to_string(), greedy.repetition_penalty.to_string());
-    compare("logprobs", sampling.logprobs.to_string(), greedy.logprobs.to_string());
     changed.join(", ")
 }
 

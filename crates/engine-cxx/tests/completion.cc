@@ -48,12 +48,10 @@ TEST_CASE("the life of a sequence") {
 }
 
 TEST_CASE("the first token after a prompt costs no decode") {
-    CotabbyEngineOptions options;
-    options.context_window_tokens = 256;
-    options.batch_size = 64;
-    options.run_ahead_tokens = 0;
+    CotabbyEngineOptions exact = options(256, 64);
+    exact.run_ahead_tokens = 0;
     CotabbyInferenceEngine engine;
-    REQUIRE(engine.loadModelWithOptions(model_path(), options) == EngineStatus::ok);
+    REQUIRE(engine.loadModelWithOptions(model_path(), exact) == EngineStatus::ok);
     const int32_t id = engine.createSequence(greedy());
     REQUIRE(decode(engine, id, tokens_of(engine, "The quick brown fox")) == EngineStatus::ok);
     const uint64_t steps = engine.getMetrics().steps;

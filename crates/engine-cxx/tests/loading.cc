@@ -21,13 +21,14 @@ TEST_CASE("the getters say what was loaded") {
 }
 
 TEST_CASE("loading the same again changes nothing") {
-    Loaded loaded;
-    const int32_t id = loaded.sequence();
-    const Tokens prompt = tokens_of(loaded.engine, "The quick brown fox");
-    REQUIRE(decode(loaded.engine, id, prompt) == EngineStatus::ok);
-    CHECK(loaded.engine.loadModel(model_path(), -1, 1024, 256) == EngineStatus::ok);
-    CHECK(loaded.engine.getKVPositionCount(id) == static_cast<int>(prompt.size()));
-    CHECK(sample(loaded.engine, id, 3).size() == 3);
+    CotabbyInferenceEngine engine;
+    REQUIRE(engine.loadModel(model_path(), -1, 1024, 256) == EngineStatus::ok);
+    const int32_t id = engine.createSequence(greedy());
+    const Tokens prompt = tokens_of(engine, "The quick brown fox");
+    REQUIRE(decode(engine, id, prompt) == EngineStatus::ok);
+    CHECK(engine.loadModel(model_path(), -1, 1024, 256) == EngineStatus::ok);
+    CHECK(engine.getKVPositionCount(id) == static_cast<int>(prompt.size()));
+    CHECK(sample(engine, id, 3).size() == 3);
 }
 
 TEST_CASE("loading with other numbers unloads first") {
@@ -58,12 +59,11 @@ TEST_CASE("numbers that cannot be are an error, and the loaded model stays") {
 }
 
 TEST_CASE("a batch smaller than the sequences is raised to them") {
-    CotabbyInferenceEngine engine;
-    REQUIRE(engine.loadModel(model_path(), -1, 256, 1) == EngineStatus::ok);
-    CHECK(engine.getBatchSize() == 4);
-    const int32_t id = engine.createSequence(greedy());
-    REQUIRE(decode(engine, id, long_prompt(engine, 50)) == EngineStatus::ok);
-    CHECK(sample(engine, id, 3).size() == 3);
+    Loaded loaded(256, 1);
+    CHECK(loaded.engine.getBatchSize() == 4);
+    const int32_t id = loaded.sequence();
+    REQUIRE(decode(loaded.engine, id, long_prompt(loaded.engine, 50)) == EngineStatus::ok);
+    CHECK(sample(loaded.engine, id, 3).size() == 3);
 }
 
 TEST_CASE("a truncated model is an error, and the one before it is unloaded") {
@@ -83,14 +83,11 @@ TEST_CASE("a truncated model is an error, and the one before it is unloaded") {
 }
 
 TEST_CASE("all options reach the engine") {
-    CotabbyEngineOptions options;
-    options.context_window_tokens = 256;
-    options.batch_size = 64;
-    options.max_sequences = 2;
-    options.thread_count = 1;
-    options.run_ahead_tokens = 0;
+    CotabbyEngineOptions all = options(256, 64);
+    all.max_sequences = 2;
+    all.run_ahead_tokens = 0;
     CotabbyInferenceEngine engine;
-    REQUIRE(engine.loadModelWithOptions(model_path(), options) == EngineStatus::ok);
+    REQUIRE(engine.loadModelWithOptions(model_path(), all) == EngineStatus::ok);
     CHECK(engine.getContextWindowTokens() == 256);
     CHECK(engine.getBatchSize() == 64);
     CHECK(engine.getMaxSequences() == 2);
@@ -100,7 +97,7 @@ TEST_CASE("all options reach the engine") {
     CHECK(engine.createSequence(greedy()) == -1);
     for (int CotabbyEngineOptions::* member : {&CotabbyEngineOptions::max_sequences, &CotabbyEngineOptions::thread_count,
                                                &CotabbyEngineOptions::run_ahead_tokens}) {
-        CotabbyEngineOptions wrong = options;
+        CotabbyEngineOptions wrong = all;
         wrong.*member = -1;
         CHECK(engine.loadModelWithOptions(model_path(), wrong) == EngineStatus::error);
     }

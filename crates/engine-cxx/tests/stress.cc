@@ -38,7 +38,11 @@ struct Shared {
 }
 
 void load(Shared& shared) {
-    if (shared.engine.loadModel(shared.model, -1, 256, 64) != EngineStatus::ok) {
+    CotabbyEngineOptions options;
+    options.context_window_tokens = 256;
+    options.batch_size = 64;
+    options.thread_count = 1;
+    if (shared.engine.loadModelWithOptions(shared.model, options) != EngineStatus::ok) {
         char message[512] = {};
         shared.engine.lastErrorMessage(message, sizeof message - 1);
         std::fprintf(stderr, "stress: %s\n", message);

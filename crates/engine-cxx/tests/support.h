@@ -67,10 +67,19 @@ inline Tokens long_prompt(const CotabbyInferenceEngine& engine, size_t count) {
     return tokens;
 }
 
+// One thread a step: with more of them than free cores, the small models' steps are mostly waits.
+inline CotabbyEngineOptions options(int window, int batch) {
+    CotabbyEngineOptions options;
+    options.context_window_tokens = window;
+    options.batch_size = batch;
+    options.thread_count = 1;
+    return options;
+}
+
 // An engine with the model under test.
 struct Loaded {
     explicit Loaded(int window = 1024, int batch = 256) {
-        REQUIRE(engine.loadModel(model_path(), -1, window, batch) == EngineStatus::ok);
+        REQUIRE(engine.loadModelWithOptions(model_path(), options(window, batch)) == EngineStatus::ok);
     }
     int32_t sequence(SamplingConfig config = greedy()) {
         const int32_t id = engine.createSequence(config);

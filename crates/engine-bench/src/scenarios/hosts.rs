@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use crate::error::BenchError;
-use crate::latency::{Latency, median};
+use crate::latency::{Latency, mean};
 use crate::raw::Token;
 use crate::report::Outcome;
 
@@ -54,7 +54,7 @@ pub(super) fn drive<H: Host>(hosts: &mut [H], settle: usize, timed: usize) -> Re
         samples: inter_token.len(),
         latencies: vec![
             ("first_token", Latency::each(runs.iter().map(|run| run.first_token))),
-            ("inter_token", Latency::paced(inter_token.iter().copied(), median(&inter_token))),
+            ("inter_token", Latency::paced(inter_token.iter().copied(), mean(&inter_token))),
         ],
         figures: Vec::new(),
         tokens: runs.into_iter().map(|run| run.tokens).collect(),

@@ -4,7 +4,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use crate::error::BenchError;
-use crate::latency::{Latency, median};
+use crate::latency::{Latency, mean};
 use crate::report::Outcome;
 use crate::scenarios::engine_hosts::{SequenceHost, load, prompt};
 use crate::scenarios::hosts::Host;
@@ -53,7 +53,7 @@ pub(super) fn run(settings: &Settings) -> Result<Outcome, BenchError> {
     if busy.is_empty() {
         return Err(BenchError::Missed("no token was streamed while the prompt was decoded".to_owned()));
     }
-    let interval = median(&quiet);
+    let interval = mean(&quiet);
     let quiet_rate = quiet.len() as f64 / quiet.iter().sum::<Duration>().as_secs_f64();
     Ok(Outcome {
         elapsed: prefill,

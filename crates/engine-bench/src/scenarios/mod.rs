@@ -95,7 +95,7 @@ impl Scenario {
         let mut settings = wanted.clone();
         match self {
             Self::TypingSession => settings.num_sequences = 1,
-            Self::PrefillInterference | Self::CancelLatency => {
+            _ if self.has_long_prompt() => {
                 settings.num_sequences = if self == Self::CancelLatency { 1 } else { 2 };
                 let streamed = settings.prompt_tokens.saturating_add(settings.sample_tokens);
                 let long = settings.long_prompt_tokens.saturating_add(streamed).saturating_add(512);
@@ -109,6 +109,19 @@ impl Scenario {
             _ => {}
         }
         settings
+    }
+
+    /// Whether it runs the engine, and not llama.cpp alone.
+    #[must_use]
+    pub fn runs_engine(self) -> bool {
+        matches!(self, Self::EngineThreaded | Self::EngineGenerate | Self::TypingSession | Self::Churn)
+            || self.has_long_prompt()
+    }
+
+    /// Whether it decodes [`Settings::long_prompt_tokens`].
+    #[must_use]
+    pub fn has_long_prompt(self) -> bool {
+        matches!(self, Self::PrefillInterference | Self::CancelLatency)
     }
 
     /// Runs it once. `settings` are those of [`Scenario::settings`].
