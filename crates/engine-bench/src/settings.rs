@@ -51,6 +51,12 @@ pub struct Settings {
     /// The engine's wait for stragglers, at most, in µs; default: the engine's.
     #[arg(long, value_name = "MICROS")]
     pub straggler_window: Option<u64>,
+    /// A step with a prompt's chunk over one without, in time; default: the engine's.
+    #[arg(long, value_name = "TIMES")]
+    pub prefill_stretch: Option<f32>,
+    /// The engine's threads that choose tokens; default: the engine's.
+    #[arg(long, value_name = "N")]
+    pub sampling_threads: Option<NonZeroU32>,
     /// Take a token that ends a generation for one like any other.
     #[arg(long)]
     pub ignore_eog: bool,
@@ -131,6 +137,8 @@ impl Settings {
             long_prompt_tokens: 4096,
             run_ahead: None,
             straggler_window: None,
+            prefill_stretch: None,
+            sampling_threads: None,
             ignore_eog: false,
             verbose: false,
             sampling: RandomSampling::default(),
@@ -162,6 +170,8 @@ impl Settings {
             Layout::PerSequence => KvLayout::PerSequence,
         };
         config.run_ahead = self.run_ahead.unwrap_or(config.run_ahead);
+        config.prefill_stretch = self.prefill_stretch;
+        config.sampling_threads = self.sampling_threads;
         config.straggler_window =
             self.straggler_window.map_or(config.straggler_window, Duration::from_micros);
         config

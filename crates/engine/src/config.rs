@@ -36,6 +36,9 @@ pub struct EngineConfig {
     pub split_mode: SplitMode,
     /// CPU threads for a step. `None`: the machine's physical cores, shared out among the engines of this process.
     pub threads: Option<NonZeroU32>,
+    /// Threads that choose tokens when a step has several rows, the decoder's own included. `None`: up to eight cores where
+    /// a GPU does the model's work, else one.
+    pub sampling_threads: Option<NonZeroU32>,
     /// How the sequences' KV cells are laid out. Default [`KvLayout::Auto`].
     pub kv_layout: KvLayout,
     /// Element type of the cached keys. Default [`KvType::F16`].
@@ -73,6 +76,7 @@ impl Default for EngineConfig {
             main_device: 0,
             split_mode: SplitMode::Layer,
             threads: None,
+            sampling_threads: None,
             kv_layout: KvLayout::Auto,
             kv_type_k: KvType::F16,
             kv_type_v: KvType::F16,
@@ -118,6 +122,7 @@ impl EngineConfig {
         range("ubatch_size", self.ubatch().into(), sequences, self.batch_size.into())?;
         range("main_device", self.main_device.into(), 0, 1023)?;
         range("threads", self.threads.map_or(1, |n| n.get().into()), 1, 512)?;
+        range("sampling_threads", self.sampling_threads.map_or(1, |n| n.get().into()), 1, 64)?;
         range("run_ahead", self.run_ahead.into(), 0, MAX_RUN_AHEAD.into())?;
         range("queue_capacity", self.queue_capacity.into(), 1, 1 << 20)?;
         range("straggler_window in µs", self.straggler_window.as_micros() as u64, 0, 1_000_000)?;

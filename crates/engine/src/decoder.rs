@@ -24,11 +24,15 @@ pub(crate) struct Setup {
     pub(crate) asynchronous: bool,
     /// Whether the memory can remove a sequence's last positions exactly.
     pub(crate) rolls_back: bool,
+    /// Whether a sequence's memory is, at least in part, one state that each step overwrites.
+    pub(crate) one_state: bool,
     /// Positions that a sliding window looks back on, where it forgets what is before.
     pub(crate) forgets_beyond: Option<u32>,
     /// CPU threads; `None`: as many as `cores` allow.
     pub(crate) threads: Option<u32>,
     pub(crate) cores: u32,
+    /// Threads that choose tokens.
+    pub(crate) sampling_threads: usize,
     pub(crate) is_eog: Box<dyn Fn(Token) -> bool + Send>,
     pub(crate) vocabulary_size: usize,
     pub(crate) masks: Masks,
@@ -79,7 +83,7 @@ impl<B: Backend> Decoder<B> {
             scheduler: Scheduler::new(setup.limits.clone()),
             sessions: (0..slots).map(|_| None).collect(),
             outbox: Vec::with_capacity(2 * slots),
-            sampler: Sampler::new(slots, setup.asynchronous),
+            sampler: Sampler::new(slots, setup.sampling_threads),
             stopping: false,
             backend,
             setup,
@@ -352,7 +356,9 @@ impl<B: Backend> Decoder<B> {
             // Finished rows of a prompt may stay; but a row whose logits are wanted has to be decoded again.
             let usable = before + if part.output { part.rows - 1 } else { part.rows };
             let usable = if part.prompt { usable } else { before };
-            if held < before || (held > usable && !self.backend.remove(part.slot, usable)) {
+            // A state that a broken step has touched is worth nothing, whatever position it claims.
+            let touched = self.setup.one_state && held != before;
+            if touched || held < before || (held > usable && !self.backend.remove(part.slot, usable)) {
                 self.lose(part.slot, "the memory could not be rolled back after a failed step");
                 continue;
             }

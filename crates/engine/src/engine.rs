@@ -48,6 +48,8 @@ impl fmt::Debug for Engine {
 const DEVICE_STRETCH: f32 = 2.5;
 /// The same where the processor does all the work, and small chunks would halve a prompt's speed.
 const PROCESSOR_STRETCH: f32 = 6.0;
+/// Threads that choose tokens by default, at most: the rows come out of one memory.
+const MAX_SAMPLING_THREADS: usize = 8;
 
 impl Engine {
     /// Loads a GGUF model and starts its decoder thread. Blocks until both are done.
@@ -201,7 +203,8 @@ struct Start {
 impl Start {
     fn run(self, commands: flume::Receiver<Command>) {
         let _counted = Counted::new();
-        let cores = num_cpus::get_physical().max(1) as u32;
+        // Hyper-threads share the units that the work is done with; a container may have less than the machine.
+        let cores = num_cpus::get_physical().min(num_cpus::get()).max(1) as u32;
         let threads = self.config.threads.map(std::num::NonZeroU32::get);
         let first = threads.unwrap_or_else(|| (cores / ENGINES.load(Ordering::Relaxed).max(1)).max(1));
         let report = self.report.clone();
@@ -242,12 +245,18 @@ impl Start {
             },
             asynchronous: model.offloaded(),
             rolls_back,
+            one_state: matches!(kind, MemoryKind::Recurrent | MemoryKind::Hybrid),
             forgets_beyond: match kind {
                 MemoryKind::SlidingWindow { window } if !config.full_sliding_window => Some(window),
                 _ => None,
             },
             threads,
             cores,
+            sampling_threads: match config.sampling_threads {
+                Some(threads) => threads.get() as usize,
+                None if model.offloaded() => MAX_SAMPLING_THREADS.min(cores as usize),
+                None => 1,
+            },
             is_eog: Box::new(move |token| vocabulary.is_eog(token)),
             vocabulary_size: model.vocabulary_size() as usize,
             masks: Masks::of(model),

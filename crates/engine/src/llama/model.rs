@@ -308,7 +308,9 @@ impl LlamaModel {
                 }
                 Ok(length) => bytes.resize(length, 0),
                 Err(_) => {
-                    return Err(ChatTemplateError::Failed("llama.cpp does not know this template".to_owned()));
+                    return Err(ChatTemplateError::Failed(
+                        "llama.cpp does not know this template".to_owned(),
+                    ));
                 }
             }
         }

@@ -52,6 +52,9 @@ struct Candidate {
     weight: f32,
 }
 
+/// Rows from which on several threads are faster than one, which need not be woken.
+const MIN_PARALLEL_ROWS: usize = 3;
+
 /// Chooses for all outputs of a step.
 pub(crate) struct Sampler {
     scratch: Vec<Scratch>,
@@ -60,22 +63,15 @@ pub(crate) struct Sampler {
     pool: Option<rayon::ThreadPool>,
 }
 
-/// Rows from which on several threads are faster than one. See `cargo bench -p benches --bench sampling`.
-const MIN_PARALLEL_ROWS: usize = 4;
-/// Threads for it, at most: the rows come from one memory.
-const MAX_THREADS: usize = 8;
-
 impl Sampler {
-    /// For up to `rows` rows at a time. `parallel`: the processor has nothing else to do meanwhile.
-    pub(crate) fn new(rows: usize, parallel: bool) -> Self {
-        let threads = num_cpus::get_physical().min(MAX_THREADS).min(rows);
-        // Without the threads it is slower, not wrong.
-        let pool = (parallel && threads >= MIN_PARALLEL_ROWS)
+    /// For up to `rows` rows at a time, on `threads` threads.
+    pub(crate) fn new(rows: usize, threads: usize) -> Self {
+        let threads = threads.min(rows);
+        // Without its threads it is slower, not wrong.
+        let pool = (threads > 1)
             .then(|| {
-                rayon::ThreadPoolBuilder::new()
-                    .num_threads(threads)
-                    .thread_name(|n| format!("sampler-{n}"))
-                    .build()
+                let name = |index| format!("sampler-{index}");
+                rayon::ThreadPoolBuilder::new().num_threads(threads).thread_name(name).build()
             })
             .and_then(Result::ok);
         Self {

@@ -305,6 +305,10 @@ impl Scheduler {
         let slot = self.slot_mut(slot);
         slot.history.push(token);
         slot.ended = ends;
+        if ends {
+            // Of what was asked for in advance nothing is wanted past the end, until the host asks again.
+            slot.asked = slot.asked.min(slot.history.len() as u32);
+        }
     }
 
     /// The step failed, and the memory holds `positions` of this sequence, no more than it should: rows of a prompt that
