@@ -82,8 +82,10 @@ fn has_unsafe_code(line: &str) -> bool {
 /// Whether a line has a path below a home folder, such as a model of whoever wrote it.
 fn names_a_home(line: &str) -> bool {
     ["home", "Users", "root"].iter().any(|home| {
-        let mut after = line.split(&format!("/{home}/")).skip(1);
-        after.any(|rest| rest.starts_with(|c: char| c.is_ascii_alphanumeric() || c == '.'))
+        let folder = format!("/{home}/");
+        line.split(&folder)
+            .skip(1)
+            .any(|rest| rest.starts_with(|c: char| c.is_ascii_alphanumeric() || c == '.'))
     })
 }
 
