@@ -138,7 +138,8 @@ pub(crate) fn choose(
         logprob: if request.logprob { logit - log_sum } else { 0.0 },
     };
 
-    let greedy = config.temperature <= 0.0;
+    // Below, the inverse is not finite.
+    let greedy = config.temperature < f32::MIN_POSITIVE;
     let penalty = config.repetition_penalty;
     let penalized = penalty > 1.0 && !request.history.is_empty();
     if greedy && !penalized && !masks.hides(request.mask, argmax) {
@@ -277,7 +278,7 @@ fn draw_from_all(row: &[f32], max: f32, inverse_temperature: f32, uniform: f32) 
             continue;
         }
         for (offset, &logit) in logits.iter().enumerate() {
-            left -= ((logit - max) * inverse_temperature).exp();
+            left -= scan::exp((logit - max) * inverse_temperature);
             if left < 0.0 {
                 return Some(block * BLOCK + offset);
             }

@@ -67,12 +67,12 @@ pub(super) fn sum_exp(row: &[f32], max: f32, scale: f32) -> f32 {
     sum as f32
 }
 
-/// e^x for x <= 0, within 2 units of the last place, without a branch; 0 below -87.
+/// e^x for x <= 0, within 2 units of the last place, without a branch; 0 below -87, and for NaN.
 ///
 /// x is split into n·ln 2 + r with |r| <= ln 2 / 2, e^r comes from its Taylor polynomial, and 2^n from the exponent's
 /// bits.
 #[inline]
-fn exp(x: f32) -> f32 {
+pub(super) fn exp(x: f32) -> f32 {
     const ROUND: f32 = 12_582_912.0; // 1.5 * 2^23: adding it leaves the nearest whole number in the low bits.
     const LN_2_HIGH: f32 = 0.693_359_4;
     const LN_2_LOW: f32 = -2.121_944_4e-4;
@@ -83,7 +83,7 @@ fn exp(x: f32) -> f32 {
     let tail = r * (1.0 / 120.0 + r * (1.0 / 720.0 + r * (1.0 / 5040.0)));
     let power = 1.0 + r * (1.0 + r * (0.5 + r * (1.0 / 6.0 + r * (1.0 / 24.0 + tail))));
     let scale = f32::from_bits((shifted.to_bits() << 23).wrapping_add(0x3f80_0000));
-    if x > -87.0 { power * scale } else { 0.0 }
+    if x >= -87.0 { power * scale } else { 0.0 }
 }
 
 #[cfg(test)]
