@@ -364,6 +364,8 @@ impl Sequence {
             let seed = self.receive_sample();
             self.stash.push_back(seed);
         }
+        // What was sampled ahead becomes void. It is taken out, since the channel has room for two epochs' tokens only.
+        self.replies.drain();
         let epoch = self.epoch.wrapping_add(1);
         let command = Command::Logprob { slot: self.slot, epoch, on, consumed };
         if self.link.commands.send(command).is_ok() {
