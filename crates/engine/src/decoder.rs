@@ -230,6 +230,11 @@ impl<B: Backend> Decoder<B> {
         let before = self.scheduler.history(slot).len();
         let Some(keep) = self.scheduler.rewind(slot, consumed) else { return };
         add(&self.setup.counters.discarded, (before - self.scheduler.history(slot).len()) as u64);
+        self.roll_back(slot, keep);
+    }
+
+    /// Takes back what was decoded ahead of the host.
+    fn roll_back(&mut self, slot: u32, keep: u32) {
         if !self.backend.remove(slot, keep) {
             // It runs ahead only where this cannot be.
             self.lose(slot, "the memory could not be rolled back");
@@ -321,8 +326,10 @@ impl<B: Backend> Decoder<B> {
             return;
         }
         let Some(choice) = choice else {
-            self.scheduler.void(part.slot);
-            return self.op_failed(part, DecodeError::NotFinite);
+            return match self.scheduler.not_sampled(part.slot) {
+                None => self.op_failed(part, DecodeError::NotFinite),
+                Some(keep) => self.roll_back(part.slot, keep),
+            };
         };
         let is_eog = (self.setup.is_eog)(choice.token);
         let sample = Sample {
@@ -364,7 +371,7 @@ impl<B: Backend> Decoder<B> {
             }
             let blame = *failure != DecodeFailure::Aborted;
             match self.scheduler.failed(part.slot, held.min(usable), blame) {
-                Failure::Retry => {}
+                Failure::Retry | Failure::Ahead => {}
                 Failure::Fatal => {
                     let rows = part.rows as usize;
                     let error = match failure {

@@ -83,6 +83,8 @@ impl Step {
 pub(crate) enum Failure {
     /// It shared the step: it is tried again, alone.
     Retry,
+    /// It was alone, but its host has not asked for this token, and may never do: it is tried again when it does.
+    Ahead,
     /// It was alone: it is at fault, and its work is void.
     Fatal,
 }
@@ -311,6 +313,18 @@ impl Scheduler {
         }
     }
 
+    /// The committed step gave no token for this sequence. If its host has not asked for it, it waits until that happens:
+    /// returns the positions to keep in the memory.
+    pub(crate) fn not_sampled(&mut self, slot: u32) -> Option<u32> {
+        let slot = self.slot_mut(slot);
+        if !slot.postpone() {
+            slot.void();
+            return None;
+        }
+        slot.positions -= 1;
+        Some(slot.positions)
+    }
+
     /// The step failed, and the memory holds `positions` of this sequence, no more than it should: rows of a prompt that
     /// were finished count. `blame`: the failure may be this sequence's own doing.
     pub(crate) fn failed(&mut self, slot: u32, positions: u32, blame: bool) -> Failure {
@@ -321,6 +335,9 @@ impl Scheduler {
         }
         slot.positions = positions;
         if blame && alone {
+            if slot.postpone() {
+                return Failure::Ahead;
+            }
             slot.void();
             return Failure::Fatal;
         }

@@ -18,7 +18,7 @@ pub(super) struct Slot {
     pub(super) asked: u32,
     /// Tokens never sampled ahead past; 0: no bound.
     budget: u32,
-    /// Whether the last token ends generation. It is not gone on from unless the host asks.
+    /// Whether the last token ends generation, or could not be gone on from. It is not unless the host asks.
     pub(super) ended: bool,
     /// Steps that ran without it since its host asked last.
     pub(super) misses: u8,
@@ -62,6 +62,16 @@ impl Slot {
         self.ended = false;
         self.misses = 0;
         self.alone = false;
+    }
+
+    /// Leaves a token that the host has not asked for until it does. `false`: the host waits.
+    pub(super) fn postpone(&mut self) -> bool {
+        let ahead = self.prompt.is_none() && !self.history.is_empty() && !self.demanded();
+        if ahead {
+            self.ended = true;
+            self.alone = false;
+        }
+        ahead
     }
 
     fn sampled(&self) -> u32 {
