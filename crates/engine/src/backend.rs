@@ -49,3 +49,6 @@ pub(crate) trait Backend {
     /// Sets the CPU threads for the next decodes.
     fn set_threads(&mut self, threads: u32);
 }
+
+#[cfg(test)]
+pub(crate) mod scripted;

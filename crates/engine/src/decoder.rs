@@ -455,3 +455,6 @@ fn completion_seed(configured: u32) -> u64 {
         seed => u64::from(seed),
     }
 }
+
+#[cfg(test)]
+mod tests;

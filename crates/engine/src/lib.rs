@@ -34,6 +34,8 @@ mod llama;
 mod metrics;
 mod model;
 mod protocol;
+#[cfg(test)]
+mod random;
 mod sampling;
 mod scheduler;
 mod sequence;

@@ -1,0 +1,181 @@
+//! Decodes that fail: who hears of it, and who must not.
+
+use super::{Options, Rig, expected, in_time, take};
+use crate::backend::scripted::{Fault, Poison};
+use crate::error::{DecodeError, PromptError, SampleError};
+use crate::model::Token;
+use crate::sequence::Sequence;
+
+const PROMPTS: [&[Token]; 3] = [&[1, 5, 9], &[2, 4, 8, 16], &[40, 41]];
+
+/// Three sequences whose next step is shared by all, and waits at the gate. Nothing is sampled ahead.
+fn at_the_gate(rig: &Rig) -> Vec<Sequence> {
+    let sequences = PROMPTS.map(|prompt| rig.prompted(prompt));
+    rig.script.close_after(0);
+    sequences.into()
+}
+
+/// Lets each take `count` tokens on a thread of its own; opens the gate when all have asked.
+fn take_all(rig: &Rig, sequences: Vec<Sequence>, count: usize) -> Vec<Vec<Result<Token, SampleError>>> {
+    let threads: Vec<_> = sequences
+        .into_iter()
+        .map(|mut sequence| {
+            std::thread::spawn(move || {
+                (0..count).map(|_| sequence.sample_next().map(|sample| sample.token)).collect()
+            })
+        })
+        .collect();
+    rig.script.open();
+    threads.into_iter().map(|thread| thread.join().expect("no host panics")).collect()
+}
+
+fn tokens(prompt: &[Token], count: usize) -> Vec<Result<Token, SampleError>> {
+    expected(prompt, count).into_iter().map(Ok).collect()
+}
+
+#[test]
+fn a_failed_step_of_several_is_made_good() {
+    let faults = [Fault::NoKvCells, Fault::Failed(0), Fault::Failed(2), Fault::Aborted(1), Fault::NoLogits];
+    for fault in faults {
+        in_time(move || {
+            let rig = Rig::new(&Options { run_ahead: 0, ..Options::default() });
+            let sequences = at_the_gate(&rig);
+            // The first step after the gate has the row of whoever asked first, the later ones those of all.
+            for nth in [4, 9, 14] {
+                rig.script.fail(nth, fault);
+            }
+            let taken = take_all(&rig, sequences, 30);
+            for (taken, prompt) in taken.iter().zip(PROMPTS) {
+                assert_eq!(*taken, tokens(prompt, 30), "{fault:?}");
+            }
+            assert_eq!(rig.metrics().decode_failures, 3);
+        });
+    }
+}
+
+#[test]
+fn after_a_shared_failure_each_is_tried_alone_and_then_together_again() {
+    in_time(|| {
+        let rig = Rig::new(&Options { run_ahead: 64, ..Options::default() });
+        let mut sequences = PROMPTS.map(|prompt| rig.prompted(prompt));
+        rig.script.close_after(0);
+        let before = rig.script.calls();
+        // All are in the step after the one that waits.
+        rig.script.fail(2, Fault::Failed(2));
+        for sequence in &mut sequences {
+            sequence.ask(2).expect("the queue has room");
+        }
+        rig.script.open();
+        rig.script.wait_for_calls(before + 8);
+        let steps = rig.script.steps();
+        let slots = |call: u64| -> Vec<u32> {
+            steps[(before + call - 1) as usize].iter().map(|row| row.slot).collect()
+        };
+        assert_eq!(slots(2), [0, 1, 2], "the one that fails");
+        assert_eq!((slots(3), slots(4), slots(5)), (vec![0], vec![1], vec![2]), "each alone");
+        assert_eq!(slots(6), [0, 1, 2], "together again");
+    });
+}
+
+#[test]
+fn a_prompt_at_fault_fails_alone_and_works_after_a_trim() {
+    in_time(|| {
+        let untouched = expected(PROMPTS[0], 60);
+        let mut prompt: Vec<Token> = (12..52).collect();
+        let used = |token: &Token| untouched.contains(token) || PROMPTS[0].contains(token);
+        let poison = (52..61).find(|token| !used(token)).expect("60 tokens are not all");
+        prompt[30] = poison;
+        let poison = Poison { fails: Some(poison), no_number: None };
+        let rig = Rig::new(&Options { poison, ..Options::default() });
+        let mut neighbour = rig.prompted(PROMPTS[0]);
+        let taker = std::thread::spawn(move || take(&mut neighbour, 60));
+        let mut sequence = rig.greedy();
+        let error = sequence.decode_prompt(&prompt, 0).expect_err("poison");
+        assert!(matches!(error, PromptError::Decode(DecodeError::Failed { .. })), "{error:?}");
+        let held = sequence.position_count();
+        assert!(held <= 30, "{held} positions, but the 31st token never was decoded");
+        assert_eq!(sequence.sample_next(), Err(SampleError::NoPrompt));
+        // It may go on from what is held, or from any of it.
+        sequence.trim(held / 2).expect("a trim is possible");
+        let start = held / 2;
+        prompt[30] = untouched[0];
+        sequence.decode_prompt(&prompt[start as usize..], start).expect("no poison");
+        assert_eq!(take(&mut sequence, 5), expected(&prompt, 5));
+        assert_eq!(taker.join().expect("the neighbour goes on"), untouched);
+    });
+}
+
+#[test]
+fn rows_that_a_failed_prompt_left_are_counted() {
+    in_time(|| {
+        for fault in [Fault::Failed(5), Fault::Failed(16), Fault::NoKvCells] {
+            let rig = Rig::new(&Options::default());
+            let mut sequence = rig.greedy();
+            let prompt: Vec<Token> = (12..52).collect();
+            rig.script.fail(2, fault);
+            let error = sequence.decode_prompt(&prompt, 0).expect_err("the second chunk fails");
+            assert!(matches!(error, PromptError::Decode(_)), "{error:?}");
+            let held = if let Fault::Failed(kept) = fault { 16 + kept as u32 } else { 16 };
+            assert_eq!(sequence.position_count(), held, "{fault:?}");
+            sequence.decode_prompt(&prompt[held as usize..], held).expect("the rest is decoded");
+            assert_eq!(take(&mut sequence, 5), expected(&prompt, 5), "{fault:?}");
+        }
+    });
+}
+
+#[test]
+fn only_who_finds_no_cells_fails() {
+    in_time(|| {
+        let rig = Rig::new(&Options { run_ahead: 0, ..Options::default() });
+        let mut first = rig.prompted(PROMPTS[0]);
+        rig.script.set_cells(20);
+        let mut second = rig.greedy();
+        let prompt: Vec<Token> = (12..42).collect();
+        let error = second.decode_prompt(&prompt, 0).expect_err("there are 17 cells for 30 tokens");
+        assert!(matches!(error, PromptError::Decode(DecodeError::NoKvCells { rows: 14 })), "{error:?}");
+        assert_eq!(second.position_count(), 16);
+        // One cell is left; then there is none until the other gives its cells back.
+        let expected = expected(PROMPTS[0], 8);
+        assert_eq!(take(&mut first, 2), expected[..2]);
+        let error = first.sample_next().expect_err("no cell is left");
+        assert!(matches!(error, SampleError::Decode(DecodeError::NoKvCells { rows: 1 })), "{error:?}");
+        drop(second);
+        let held = first.position_count();
+        assert_eq!(held, 4);
+        first.decode_prompt(&expected[1..2], held).expect("there are cells again");
+        assert_eq!(first.sample_next().map(|sample| sample.token), Ok(expected[2]));
+    });
+}
+
+#[test]
+fn a_failure_ahead_of_the_host_waits_for_it() {
+    in_time(|| {
+        let rig = Rig::new(&Options { run_ahead: 8, ..Options::default() });
+        let mut sequence = rig.prompted(PROMPTS[1]);
+        let expected = expected(PROMPTS[1], 9);
+        // The first token after the seed is sampled, the next fails.
+        rig.script.fail(2, Fault::Failed(0));
+        assert_eq!(take(&mut sequence, 2), expected[..2]);
+        let calls = rig.script.calls();
+        rig.script.wait_for_calls(calls.max(3));
+        // Whatever the host does before it asks for that token, it gets the others.
+        sequence.set_compute_logprob(true);
+        assert_eq!(take(&mut sequence, 7), expected[2..]);
+    });
+}
+
+#[test]
+fn a_failure_that_lasts_reaches_the_host_at_its_token() {
+    in_time(|| {
+        for run_ahead in [0, 1, 8] {
+            let rig = Rig::new(&Options { run_ahead, window: 40, ..Options::default() });
+            let mut sequence = rig.prompted(PROMPTS[0]);
+            rig.script.set_cells(PROMPTS[0].len() + 5);
+            assert_eq!(take(&mut sequence, 6), expected(PROMPTS[0], 6));
+            let error = SampleError::Decode(DecodeError::NoKvCells { rows: 1 });
+            assert_eq!(sequence.sample_next(), Err(error), "run_ahead {run_ahead}");
+            assert_eq!(sequence.sample_next(), Err(SampleError::NoPrompt));
+            assert_eq!(sequence.position_count(), 8);
+        }
+    });
+}
