@@ -8,6 +8,9 @@ use crate::error::ConfigError;
 
 /// The most sequences that one llama.cpp context can hold (`LLAMA_MAX_SEQ` of the pinned version).
 pub const MAX_SEQUENCES: u32 = 256;
+/// The most tokens that a context can hold, of all its sequences together. llama.cpp touches some 50 bytes of bookkeeping
+/// for each before it allocates their keys and values: without a bound a mistyped window would exhaust the machine, not fail.
+pub const MAX_CONTEXT_TOKENS: u32 = 1 << 25;
 /// Tokens that the repetition penalty looks back on.
 pub const PENALTY_WINDOW: usize = 64;
 /// The most tokens that the engine samples ahead of its host, whatever [`EngineConfig::run_ahead`] says.
@@ -19,7 +22,8 @@ pub const MAX_RUN_AHEAD: u32 = 64;
 pub struct EngineConfig {
     /// Sequences that can be alive at once, 1 to [`MAX_SEQUENCES`]. Default 4.
     pub max_sequences: u32,
-    /// Tokens that each sequence can hold, prompt and completion together, at least 8. Default 2,048. The context takes
+    /// Tokens that each sequence can hold, prompt and completion together, at least 8, and for all sequences together at
+    /// most [`MAX_CONTEXT_TOKENS`]. Default 2,048. The context takes
     /// `context_window * max_sequences` tokens of KV memory, rounded up to 256 by llama.cpp.
     pub context_window: u32,
     /// The most rows that go into one step (`n_batch`), from `max_sequences` up. Default 512. A longer prompt is decoded
@@ -117,7 +121,7 @@ impl EngineConfig {
         };
         let sequences = u64::from(self.max_sequences);
         range("max_sequences", sequences, 1, u64::from(MAX_SEQUENCES))?;
-        range("context_window", self.context_window.into(), 8, i32::MAX as u64 / sequences)?;
+        range("context_window", self.context_window.into(), 8, u64::from(MAX_CONTEXT_TOKENS) / sequences)?;
         range("batch_size", self.batch_size.into(), sequences, 1 << 20)?;
         range("ubatch_size", self.ubatch().into(), sequences, self.batch_size.into())?;
         range("main_device", self.main_device.into(), 0, 1023)?;

@@ -42,8 +42,8 @@ mod sequence;
 mod text;
 
 pub use config::{
-    EngineConfig, FlashAttention, KvLayout, KvType, MAX_RUN_AHEAD, MAX_SEQUENCES, PENALTY_WINDOW,
-    SamplingConfig, SplitMode,
+    EngineConfig, FlashAttention, KvLayout, KvType, MAX_CONTEXT_TOKENS, MAX_RUN_AHEAD, MAX_SEQUENCES,
+    PENALTY_WINDOW, SamplingConfig, SplitMode,
 };
 pub use engine::Engine;
 pub use error::{
