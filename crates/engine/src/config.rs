@@ -5,6 +5,7 @@ use std::num::NonZeroU32;
 use std::time::Duration;
 
 use crate::error::ConfigError;
+use crate::model::MemoryKind;
 
 /// The most sequences that one llama.cpp context can hold (`LLAMA_MAX_SEQ` of the pinned version).
 pub const MAX_SEQUENCES: u32 = 256;
@@ -52,7 +53,8 @@ pub struct EngineConfig {
     /// Flash attention. Default [`FlashAttention::Auto`].
     pub flash_attention: FlashAttention,
     /// Whether sliding-window layers keep the whole context window, so that a trim is exact everywhere. Default `true`;
-    /// `false` takes less memory, but then a trim to before the window is refused and nothing is sampled ahead.
+    /// `false` takes less memory, but then a trim to before the window is refused and nothing is sampled ahead. The same
+    /// holds with [`KvLayout::Unified`].
     pub full_sliding_window: bool,
     /// Tokens that the engine may sample before the host asks for them, 0 to [`MAX_RUN_AHEAD`]; 0 turns it off. Default
     /// 4. It is off by itself for a memory that cannot be rolled back (recurrent, hybrid).
@@ -101,7 +103,7 @@ impl EngineConfig {
         self.ubatch_size.unwrap_or_else(|| self.batch_size.min(512))
     }
 
-    /// Whether all sequences share one KV buffer.
+    /// Whether all sequences share one KV buffer. With [`KvLayout::Auto`] a sliding-window model never does.
     #[must_use]
     pub fn unified_kv(&self) -> bool {
         match self.kv_layout {
@@ -109,6 +111,20 @@ impl EngineConfig {
             KvLayout::Unified => true,
             KvLayout::Auto => self.max_sequences <= 4,
         }
+    }
+
+    /// As [`EngineConfig::unified_kv`], for a model with this memory.
+    pub(crate) fn unified_kv_of(&self, memory: MemoryKind) -> bool {
+        match (self.kv_layout, memory) {
+            (KvLayout::Auto, MemoryKind::SlidingWindow { .. }) => false,
+            _ => self.unified_kv(),
+        }
+    }
+
+    /// Whether sliding-window layers keep all that they have seen. In a shared buffer llama.cpp gives cells that a window
+    /// has passed to other sequences, however large it is.
+    pub(crate) fn keeps_sliding_window(&self) -> bool {
+        self.full_sliding_window && self.kv_layout != KvLayout::Unified
     }
 
     pub(crate) fn validate(&self) -> Result<(), ConfigError> {
@@ -162,7 +178,7 @@ pub enum SplitMode {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 #[non_exhaustive]
 pub enum KvLayout {
-    /// [`KvLayout::Unified`] for up to four sequences, [`KvLayout::PerSequence`] for more. See ARCHITECTURE.md for the
+    /// [`KvLayout::Unified`] for up to four sequences, [`KvLayout::PerSequence`] for more and for sliding windows. See ARCHITECTURE.md for the
     /// measurements behind it.
     #[default]
     Auto,

@@ -109,7 +109,7 @@ impl Engine {
                 vocabulary: llama.vocabulary_size(),
                 queue_capacity: config.queue_capacity,
                 max_sequences: config.max_sequences,
-                rolls_back: llama.memory_kind().rolls_back(config.full_sliding_window),
+                rolls_back: llama.memory_kind().rolls_back(config.keeps_sliding_window()),
             },
             model: Model { llama },
             config,
@@ -231,7 +231,7 @@ impl Start {
     fn setup(&self, model: &Arc<LlamaModel>, threads: Option<u32>, cores: u32) -> Setup {
         let config = &self.config;
         let kind = model.memory_kind();
-        let rolls_back = kind.rolls_back(config.full_sliding_window);
+        let rolls_back = kind.rolls_back(config.keeps_sliding_window());
         let stretch = if model.offloaded() { DEVICE_STRETCH } else { PROCESSOR_STRETCH };
         let vocabulary = Arc::clone(model);
         Setup {
@@ -247,7 +247,7 @@ impl Start {
             rolls_back,
             one_state: matches!(kind, MemoryKind::Recurrent | MemoryKind::Hybrid),
             forgets_beyond: match kind {
-                MemoryKind::SlidingWindow { window } if !config.full_sliding_window => Some(window),
+                MemoryKind::SlidingWindow { window } if !config.keeps_sliding_window() => Some(window),
                 _ => None,
             },
             threads,

@@ -29,10 +29,10 @@ pub enum MemoryKind {
 impl MemoryKind {
     /// Whether the last positions of a sequence can be removed exactly.
     #[must_use]
-    pub(crate) fn rolls_back(self, full_sliding_window: bool) -> bool {
+    pub(crate) fn rolls_back(self, keeps_sliding_window: bool) -> bool {
         match self {
             Self::Full => true,
-            Self::SlidingWindow { .. } => full_sliding_window,
+            Self::SlidingWindow { .. } => keeps_sliding_window,
             Self::Recurrent | Self::Hybrid => false,
         }
     }
