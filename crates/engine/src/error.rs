@@ -248,7 +248,7 @@ pub enum DecodeError {
 #[non_exhaustive]
 pub enum TrimError {
     /// The model's memory cannot go back there (recurrent and hybrid: only to 0; sliding-window without
-    /// `full_sliding_window`: only within the window).
+    /// `full_sliding_window` or with a unified buffer: only within the window).
     #[error("the model's memory cannot be cut back from {held} to {keep} positions")]
     Unsupported {
         /// Positions to keep.

@@ -107,7 +107,7 @@ fn a_stop_text_ends_it_also_across_tokens() {
     let offset: usize = tokens[..30].iter().map(Vec::len).sum();
     for (from, to) in [(offset - 1, offset + 1), (offset - 3, offset + 4), (offset, offset + 1), (0, 2)] {
         let from = (0..=from).rfind(|&at| text.is_char_boundary(at)).expect("0 is one");
-        let to = (to..).find(|&at| text.is_char_boundary(at)).expect("the end is one");
+        let to = (to..=text.len()).find(|&at| text.is_char_boundary(at)).expect("the end is one");
         let stop = &text[from..to];
         let at = text.find(stop).expect("it is in the text");
         let mut options = options(60);

@@ -124,9 +124,9 @@ fn handles_outlive_their_engine() {
     let mut fresh = sequence(&engine, greedy());
     let mut sampling = sequence(&engine, greedy());
     complete(&mut sampling, &prompt, 5);
-    let mut cancelled = sequence(&engine, greedy());
-    complete(&mut cancelled, &prompt, 5);
-    let canceller = cancelled.canceller();
+    let mut stopped = sequence(&engine, greedy());
+    complete(&mut stopped, &prompt, 5);
+    let canceller = stopped.canceller();
     canceller.cancel();
     let mut generation = engine.generate("Hello", GenerateOptions::default()).expect("it begins");
     assert!(generation.next().is_some());
@@ -141,8 +141,8 @@ fn handles_outlive_their_engine() {
             assert_eq!(sequence.trim(0), Err(TrimError::Shutdown));
             sequence.set_compute_logprob(false);
         }
-        assert_eq!(cancelled.sample_next(), Err(SampleError::Cancelled));
-        assert_eq!(cancelled.trim(0), Err(TrimError::Shutdown));
+        assert_eq!(stopped.sample_next(), Err(SampleError::Cancelled));
+        assert_eq!(stopped.trim(0), Err(TrimError::Shutdown));
         canceller.cancel();
     }
     // What was sampled already may still come.

@@ -8,15 +8,15 @@ use std::num::NonZeroU32;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use engine::{Engine, EngineConfig, MemoryKind, Sample, SamplingConfig, Sequence, Token};
+use engine::{Engine, EngineConfig, KvLayout, MemoryKind, Sample, SamplingConfig, Sequence, Token};
 use fixtures::SmallModel;
 use fixtures::manifest::{self, TEST_MODEL_VARIABLE};
 
-/// A difference of two log-probabilities that rounding can make on a real model: llama.cpp's kernels for 4-bit weights
-/// round the activations of one row and of four in different ways.
-pub const REAL_NOISE: f32 = 0.25;
-/// The same on the small models, which have 16-bit weights.
-pub const SMALL_NOISE: f32 = 0.01;
+/// What rounding can change of a probability on a real model: llama.cpp's kernels for 4-bit weights round the activations
+/// of one row and of four in different ways.
+const REAL_NOISE: f32 = 0.1;
+/// What it can change of a log-probability on the small models, which have 16-bit weights.
+const SMALL_NOISE: f32 = 0.01;
 
 /// A model to test with.
 #[derive(Debug, Clone)]
@@ -162,7 +162,11 @@ pub fn tokens(samples: &[Sample]) -> Vec<Token> {
 pub fn assert_same(real: bool, together: &[Sample], alone: &[Sample], what: &str) {
     assert_eq!(together.len(), alone.len(), "{what}");
     for (index, (a, b)) in together.iter().zip(alone).enumerate() {
-        let near = (a.logprob - b.logprob).abs() < if real { REAL_NOISE } else { SMALL_NOISE };
+        let near = if real {
+            (a.logprob.exp() - b.logprob.exp()).abs() < REAL_NOISE
+        } else {
+            (a.logprob - b.logprob).abs() < SMALL_NOISE
+        };
         assert!(near, "{what}: token {index} has log-probability {} and {} alone", a.logprob, b.logprob);
         if real && a.token != b.token {
             assert!(index > 0, "{what}: the first tokens differ");
@@ -175,7 +179,9 @@ pub fn assert_same(real: bool, together: &[Sample], alone: &[Sample], what: &str
 pub fn rolls_back(engine: &Engine) -> bool {
     match engine.model().memory_kind() {
         MemoryKind::Full => true,
-        MemoryKind::SlidingWindow { .. } => engine.config().full_sliding_window,
+        MemoryKind::SlidingWindow { .. } => {
+            engine.config().full_sliding_window && engine.config().kv_layout != KvLayout::Unified
+        }
         _ => false,
     }
 }
