@@ -144,6 +144,10 @@ fn variant(scenario: Scenario, settings: &Settings) -> String {
         compare("run-ahead", config.run_ahead.to_string(), usual.run_ahead.to_string());
         let window = |config: &engine::EngineConfig| format!("{:?}", config.straggler_window);
         compare("straggler-window", window(&config), window(&usual));
+        let stretch = |config: &engine::EngineConfig| format!("{:?}", config.prefill_stretch);
+        compare("prefill-stretch", stretch(&config), stretch(&usual));
+        let threads = |config: &engine::EngineConfig| format!("{:?}", config.sampling_threads);
+        compare("sampling-threads", threads(&config), threads(&usual));
         compare("logprobs", sampling.logprobs.to_string(), greedy.logprobs.to_string());
     }
     if scenario.has_long_prompt() {

@@ -235,10 +235,13 @@ impl Settings {
         if needed > u64::from(self.ctx_size) {
             return fail(format!("--ctx-size is {}, but prompt and samples need {needed}", self.ctx_size));
         }
-        if u64::from(self.ctx_size) * u64::from(self.num_sequences) > i32::MAX as u64 {
-            return fail(
-                "--ctx-size times --num-sequences is more than llama.cpp's positions can count".to_owned(),
-            );
+        if u64::from(self.ctx_size) * u64::from(self.num_sequences) > u64::from(engine::MAX_CONTEXT_TOKENS) {
+            return fail(format!(
+                "--ctx-size ({}) times --num-sequences ({}) must be at most {}",
+                self.ctx_size,
+                self.num_sequences,
+                engine::MAX_CONTEXT_TOKENS
+            ));
         }
         Ok(())
     }

@@ -235,3 +235,36 @@ fn check_samples(
     }
     Ok(())
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_are_told_apart_and_found_again() {
+        for scenario in Scenario::ALL {
+            assert_eq!(scenario.name().parse::<Scenario>().ok(), Some(scenario));
+        }
+        "b".parse::<Scenario>().expect_err("a part of a name");
+    }
+
+    #[test]
+    fn a_sequence_that_ends_early_is_no_result() {
+        let mut settings = Settings::new(PathBuf::new(), 2);
+        let wanted = 1 + settings.settle_samples() as usize + settings.timed_samples();
+        let is_eog = |token| token == 9;
+        let full = vec![7; wanted];
+        check_samples(&[full.clone(), full.clone()], &settings, is_eog).expect("all are there");
+
+        let short = vec![7; wanted - 1];
+        let error = check_samples(&[full.clone(), short], &settings, is_eog).expect_err("one is missing");
+        assert!(matches!(error, BenchError::StoppedEarly { sequence: 1, .. }), "{error}");
+
+        let mut ended = full.clone();
+        ended[3] = 9;
+        let error = check_samples(&[full.clone(), ended.clone()], &settings, is_eog).expect_err("it ended");
+        assert!(matches!(error, BenchError::EndOfGeneration { sequence: 1, got: 3, token: 9 }), "{error}");
+        settings.ignore_eog = true;
+        check_samples(&[full, ended], &settings, is_eog).expect("it is to be ignored");
+    }
+}
