@@ -149,16 +149,8 @@ impl Records {
         self.runs.iter().map(|run| run.model.as_str()).collect()
     }
 
-    /// Labels in the order in which they first ran.
-    pub(super) fn labels(&self, model: &str) -> Vec<String> {
-        let mut labels = Vec::new();
-        for run in self.runs.iter().filter(|run| run.model == model) {
-            let label = run.label();
-            if !labels.contains(&label) {
-                labels.push(label);
-            }
-        }
-        labels
+    pub(super) fn labels(&self, model: &str) -> BTreeSet<String> {
+        self.runs.iter().filter(|run| run.model == model).map(Record::label).collect()
     }
 
     pub(super) fn numbers(&self, model: &str) -> Vec<u32> {
