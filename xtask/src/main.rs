@@ -2,9 +2,12 @@
 //! can set up a new machine.
 
 mod bench;
+mod cxx;
 mod demo;
+mod dist;
 mod fixtures;
 mod msrv;
+mod sanitize;
 mod setup;
 mod sh;
 mod test;
@@ -36,6 +39,12 @@ enum Cli {
     Docs(test::Args),
     /// Run the matrix of benches, and keep its results with a report and plots
     Bench(bench::Args),
+    /// Check the C++ API alone: header, contract, install tree and the examples that use it
+    Cxx(test::Args),
+    /// Write an install tree for C++ hosts: header, libraries, CMake package, pkg-config file, licences
+    Dist(dist::Args),
+    /// Run the C++ tests and a random load under the sanitizers
+    Sanitize(sanitize::Args),
     /// Check that the oldest supported Rust compiles everything
     Msrv,
     /// Check the dependencies' licences and sources with cargo-deny
@@ -52,6 +61,9 @@ fn main() -> ExitCode {
         Cli::Lint(args) => test::run(&args, test::LINT),
         Cli::Docs(args) => test::run(&args, test::DOCS),
         Cli::Bench(args) => bench::run(&args),
+        Cli::Cxx(args) => test::run(&args, test::CXX_ONLY),
+        Cli::Dist(args) => dist::run(&args),
+        Cli::Sanitize(args) => sanitize::run(&args),
         Cli::Msrv => msrv::run(),
         Cli::Deny => sh::run(sh::cargo().args(["deny", "check"])),
     };

@@ -4,7 +4,7 @@ use std::fmt::Write as _;
 use std::process::Command;
 use std::time::{Duration, Instant};
 
-use crate::{Result, fixtures, setup, sh, tidy};
+use crate::{Result, cxx, fixtures, setup, sh, tidy};
 
 /// The workspace's own features that every step builds with. One set for all of them, so that nothing is built twice.
 const FEATURES: &[&str] = &["async", "shapes"];
@@ -53,8 +53,12 @@ const DOC: Step = Step {
     },
 };
 
+const CXX: Step = Step { name: "cxx", needs: &["fixtures", "setup-cxx"], run: cxx::test };
+
 /// `cargo xtask test`, the quickest steps first.
-pub(crate) const ALL: &[Step] = &[SETUP, COMPONENTS, FMT, TIDY, FIXTURES, CLIPPY, DOC, TESTS, SETUP_CXX];
+pub(crate) const ALL: &[Step] = &[SETUP, COMPONENTS, FMT, TIDY, FIXTURES, CLIPPY, DOC, TESTS, SETUP_CXX, CXX];
+/// `cargo xtask cxx`.
+pub(crate) const CXX_ONLY: &[Step] = &[SETUP, FIXTURES, SETUP_CXX, CXX];
 /// `cargo xtask lint`.
 pub(crate) const LINT: &[Step] = &[SETUP, COMPONENTS, FMT, TIDY, CLIPPY];
 /// `cargo xtask docs`.
@@ -75,7 +79,7 @@ pub(crate) fn features(more: &[String]) -> String {
 }
 
 /// Cargo on the whole workspace, in the one profile and with the one set of features that all steps share.
-fn workspace(args: &Args, words: &[&str]) -> Command {
+pub(crate) fn workspace(args: &Args, words: &[&str]) -> Command {
     let mut command = sh::cargo();
     command.args(words).args(["--workspace", "--release", "--features"]).arg(features(&args.features));
     if args.locked {
@@ -167,7 +171,7 @@ mod tests {
 
     #[test]
     fn every_step_can_name_what_it_needs() {
-        for steps in [ALL, LINT, DOCS] {
+        for steps in [ALL, CXX_ONLY, LINT, DOCS] {
             for (index, step) in steps.iter().enumerate() {
                 let earlier: Vec<_> = steps[..index].iter().map(|step| step.name).collect();
                 assert!(

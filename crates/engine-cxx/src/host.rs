@@ -163,7 +163,8 @@ impl Host {
             return self.fail("a chat message must be UTF-8", Vec::new());
         };
         let system = system.map(|content| ChatMessage { role: "system", content });
-        let messages: Vec<_> = system.into_iter().chain([ChatMessage { role: "user", content: user }]).collect();
+        let messages: Vec<_> =
+            system.into_iter().chain([ChatMessage { role: "user", content: user }]).collect();
         loaded
             .engine
             .model()
@@ -205,7 +206,9 @@ impl Host {
     pub fn decode_prompt(&self, id: i32, tokens: &[i32], start_position: i32) -> ffi::Status {
         let slot = match self.slot(id) {
             Lookup::Found(slot) => slot,
-            Lookup::Unknown => return self.fail(format_args!("there is no sequence {id}"), ffi::Status::Error),
+            Lookup::Unknown => {
+                return self.fail(format_args!("there is no sequence {id}"), ffi::Status::Error);
+            }
             Lookup::NotLoaded => return ffi::Status::NotLoaded,
         };
         let Ok(start) = u32::try_from(start_position) else {
