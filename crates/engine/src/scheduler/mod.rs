@@ -152,6 +152,8 @@ impl Scheduler {
         let slot = self.slot_mut(slot);
         assert!(!tokens.is_empty() && slot.positions as usize + tokens.len() <= window as usize);
         slot.void();
+        // Room for the whole completion, so that no step allocates; it is not touched before it is used.
+        slot.history.reserve(window as usize - slot.positions as usize - tokens.len() + 1);
         slot.prompt = Some(Prompt { tokens, done: 0, arrival });
     }
 
