@@ -247,7 +247,9 @@ impl Sequence {
         let cancelled = self.shared.is_cancelled();
         match reply {
             Reply::Shutdown => Some(Event::Sample(Err(SampleError::Shutdown))),
-            Reply::Token { .. } | Reply::Prompt { .. } | Reply::SampleFailed { .. } | Reply::Wake if cancelled => {
+            Reply::Token { .. } | Reply::Prompt { .. } | Reply::SampleFailed { .. } | Reply::Wake
+                if cancelled =>
+            {
                 Some(Event::Sample(Err(SampleError::Cancelled)))
             }
             Reply::Prompt { epoch, result } if epoch == self.epoch => Some(Event::Prompt(result)),
