@@ -14,6 +14,7 @@ const UNSAFE_PLACES: &[&str] = &[
     "crates/engine/src/llama/",
     "crates/engine/tests/allocations.rs",
     "crates/engine-cxx/src/bridge.rs",
+    "benches/benches/bridge.rs",
     "crates/engine-bench/src/raw.rs",
     "fixtures/tests/",
     "fixtures/src/shapes.rs",

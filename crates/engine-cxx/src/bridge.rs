@@ -1,6 +1,8 @@
 //! What crosses from C++ to Rust. Every function ends a panic here and answers with the value that the header documents
 //! for a failure: an unwind that reached C++ would abort the host.
 
+#![allow(clippy::unnecessary_box_returns, reason = "C++ can hold a Rust type in a box only")]
+
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 pub use crate::host::Host;
