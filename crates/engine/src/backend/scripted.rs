@@ -49,6 +49,9 @@ struct State {
     steps: Vec<Vec<Row>>,
     /// By the number of the decode, from 1.
     faults: BTreeMap<u64, Fault>,
+    /// For decodes of several sequences: how every second one goes wrong, and how many more do.
+    shared_faults: Option<(Fault, u32)>,
+    shared_calls: u64,
     /// Makes one in eight decodes fail in a way that must not show: those of several sequences in any way, those of one
     /// by an abort.
     flaky: Option<Random>,
@@ -82,6 +85,11 @@ impl Script {
     /// Makes the `nth` decode from now go wrong; 1 is the next.
     pub(crate) fn fail(&self, nth: u64, fault: Fault) {
         self.with(|state| state.faults.insert(state.calls + nth, fault));
+    }
+
+    /// Makes the next decode of several sequences go wrong, the next but one after that, and so on, `times` in all.
+    pub(crate) fn fail_shared(&self, times: u32, fault: Fault) {
+        self.with(|state| state.shared_faults = Some((fault, times)));
     }
 
     pub(crate) fn flaky(&self, seed: u64) {
@@ -135,6 +143,13 @@ impl Script {
             }
         }
         let shared = rows.first().map(|row| row.slot) != rows.last().map(|row| row.slot);
+        state.shared_calls += u64::from(shared);
+        let odd = shared && state.shared_calls % 2 == 1;
+        let shared_fault =
+            state.shared_faults.as_mut().filter(|(_, left)| odd && *left > 0).map(|(fault, left)| {
+                *left -= 1;
+                *fault
+            });
         let flake = state.flaky.as_mut().and_then(|random| {
             let kept = random.below(rows.len() as u32 + 1) as usize;
             match random.below(if shared { 24 } else { 8 }) {
@@ -145,7 +160,7 @@ impl Script {
             }
         });
         let poisoned = rows.iter().any(|row| Some(row.token) == state.poison.fails);
-        Ok(state.faults.remove(&call).or(poisoned.then_some(Fault::Failed(0))).or(flake))
+        Ok(state.faults.remove(&call).or(shared_fault).or(poisoned.then_some(Fault::Failed(0))).or(flake))
     }
 }
 

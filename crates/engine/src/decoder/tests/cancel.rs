@@ -37,10 +37,10 @@ fn sample_next_returns_while_the_step_is_under_way() {
             });
             rig.script.wait_for_calls(before.max(3));
             std::thread::sleep(Duration::from_millis(5));
-            let cancelled = Instant::now();
+            let since = Instant::now();
             canceller.cancel();
             let (mut sequence, tokens, error) = host.join().expect("the host ends");
-            assert!(cancelled.elapsed() < SOON, "it waited for the step");
+            assert!(since.elapsed() < SOON, "it waited for the step");
             assert_eq!(error, SampleError::Cancelled);
             assert_eq!(tokens, expected(&PROMPT, 1 + tokens.len())[1..]);
             rig.script.open();
@@ -74,6 +74,10 @@ fn a_prompt_stops_within_its_chunk() {
         assert_eq!(result, Err(PromptError::Cancelled));
         // The backend is asked to give up, so this does not wait for the gate. The memory says what is there.
         assert_eq!(sequence.position_count(), 16);
+        // And nothing of it is tried again.
+        let calls = rig.script.calls();
+        std::thread::sleep(Duration::from_millis(20));
+        assert_eq!(rig.script.calls(), calls);
         assert_eq!(sequence.decode_prompt(&[1], 16), Err(PromptError::Cancelled), "until it is trimmed");
         sequence.trim(10).expect("a trim is possible");
         rig.script.open();

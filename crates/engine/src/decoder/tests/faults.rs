@@ -4,34 +4,8 @@ use super::{Options, Rig, expected, in_time, take};
 use crate::backend::scripted::{Fault, Poison};
 use crate::error::{DecodeError, PromptError, SampleError};
 use crate::model::Token;
-use crate::sequence::Sequence;
 
 const PROMPTS: [&[Token]; 3] = [&[1, 5, 9], &[2, 4, 8, 16], &[40, 41]];
-
-/// Three sequences whose next step is shared by all, and waits at the gate. Nothing is sampled ahead.
-fn at_the_gate(rig: &Rig) -> Vec<Sequence> {
-    let sequences = PROMPTS.map(|prompt| rig.prompted(prompt));
-    rig.script.close_after(0);
-    sequences.into()
-}
-
-/// Lets each take `count` tokens on a thread of its own; opens the gate when all have asked.
-fn take_all(rig: &Rig, sequences: Vec<Sequence>, count: usize) -> Vec<Vec<Result<Token, SampleError>>> {
-    let threads: Vec<_> = sequences
-        .into_iter()
-        .map(|mut sequence| {
-            std::thread::spawn(move || {
-                (0..count).map(|_| sequence.sample_next().map(|sample| sample.token)).collect()
-            })
-        })
-        .collect();
-    rig.script.open();
-    threads.into_iter().map(|thread| thread.join().expect("no host panics")).collect()
-}
-
-fn tokens(prompt: &[Token], count: usize) -> Vec<Result<Token, SampleError>> {
-    expected(prompt, count).into_iter().map(Ok).collect()
-}
 
 #[test]
 fn a_failed_step_of_several_is_made_good() {
@@ -39,14 +13,16 @@ fn a_failed_step_of_several_is_made_good() {
     for fault in faults {
         in_time(move || {
             let rig = Rig::new(&Options { run_ahead: 0, ..Options::default() });
-            let sequences = at_the_gate(&rig);
-            // The first step after the gate has the row of whoever asked first, the later ones those of all.
-            for nth in [4, 9, 14] {
-                rig.script.fail(nth, fault);
+            let mut sequences = PROMPTS.map(|prompt| rig.prompted(prompt));
+            rig.script.fail_shared(3, fault);
+            rig.script.close_after(0);
+            // All are in the steps after the one that waits.
+            for sequence in &mut sequences {
+                sequence.ask(30).expect("the queue has room");
             }
-            let taken = take_all(&rig, sequences, 30);
-            for (taken, prompt) in taken.iter().zip(PROMPTS) {
-                assert_eq!(*taken, tokens(prompt, 30), "{fault:?}");
+            rig.script.open();
+            for (sequence, prompt) in sequences.iter_mut().zip(PROMPTS) {
+                assert_eq!(take(sequence, 30), expected(prompt, 30), "{fault:?}");
             }
             assert_eq!(rig.metrics().decode_failures, 3);
         });

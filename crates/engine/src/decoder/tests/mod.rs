@@ -47,7 +47,7 @@ impl Default for Options {
             rolls_back: true,
             asynchronous: false,
             sampling_threads: 1,
-            queue_capacity: 64,
+            queue_capacity: 1024,
             poison: Poison::default(),
             is_eog: |_| false,
         }
@@ -175,8 +175,7 @@ fn in_time<R: Send + 'static>(test: impl FnOnce() -> R + Send + 'static) -> R {
         let _ = done.send(());
         result
     });
-    if finished.recv_timeout(Duration::from_secs(60)) == Err(flume::RecvTimeoutError::Timeout) {
-        panic!("it hangs");
-    }
+    let ended = finished.recv_timeout(Duration::from_secs(60));
+    assert!(ended != Err(flume::RecvTimeoutError::Timeout), "it hangs");
     thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
 }

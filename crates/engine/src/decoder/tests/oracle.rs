@@ -1,7 +1,7 @@
 //! What a sequence must do, without threads, batches or anything sampled ahead.
 
 use super::{Options, masks};
-use crate::backend::scripted::{Poison, logits_after};
+use crate::backend::scripted::logits_after;
 use crate::config::SamplingConfig;
 use crate::error::{DecodeError, PromptError, SampleError, TrimError};
 use crate::model::Token;
@@ -10,10 +10,7 @@ use crate::sampling::{Mask, Masks, Request, Scratch, choose};
 
 pub(super) struct Oracle {
     sampling: SamplingConfig,
-    window: u32,
-    rolls_back: bool,
-    poison: Poison,
-    is_eog: fn(Token) -> bool,
+    options: Options,
     masks: Masks,
     /// What the memory holds, as the host sees it.
     tokens: Vec<Token>,
@@ -29,10 +26,7 @@ impl Oracle {
     pub(super) fn new(options: &Options, sampling: SamplingConfig) -> Self {
         Self {
             sampling,
-            window: options.window,
-            rolls_back: options.rolls_back,
-            poison: options.poison,
-            is_eog: options.is_eog,
+            options: options.clone(),
             masks: masks(options.is_eog),
             tokens: Vec::new(),
             history: Vec::new(),
@@ -49,7 +43,7 @@ impl Oracle {
 
     /// Chooses the token after the ones that are held. `None`: the logits are no numbers.
     fn choose(&mut self, word_continuation: bool) -> Option<Sample> {
-        let mut row = logits_after(&self.tokens, self.poison);
+        let mut row = logits_after(&self.tokens, self.options.poison);
         let request = Request {
             config: &self.sampling,
             seed: self.sampling.seed.into(),
@@ -60,7 +54,7 @@ impl Oracle {
         let choice = choose(&mut row, &request, &self.masks, &mut Scratch::default())?;
         self.history.push(choice.token);
         let (token, logprob) = (choice.token, choice.logprob);
-        let is_eog = self.is_eog;
+        let is_eog = self.options.is_eog;
         Some(Sample { token, is_eog: is_eog(token), logprob, argmax_is_eog: is_eog(choice.argmax) })
     }
 
@@ -71,8 +65,8 @@ impl Oracle {
         if tokens.is_empty() {
             return Err(PromptError::Empty);
         }
-        if tokens.len() as u32 + start > self.window {
-            return Err(PromptError::TooLong { tokens: tokens.len(), start, window: self.window });
+        if tokens.len() as u32 + start > self.options.window {
+            return Err(PromptError::TooLong { tokens: tokens.len(), start, window: self.options.window });
         }
         let held = self.positions();
         if start != held {
@@ -97,10 +91,10 @@ impl Oracle {
         }
         let last = *self.history.last().ok_or(SampleError::NoPrompt)?;
         let held = self.positions();
-        if held >= self.window {
-            return Err(SampleError::OutOfRoom { held, window: self.window });
+        if held >= self.options.window {
+            return Err(SampleError::OutOfRoom { held, window: self.options.window });
         }
-        let error = if self.poison.fails == Some(last) {
+        let error = if self.options.poison.fails == Some(last) {
             DecodeError::Failed { rows: 1, reason: "as the script says".to_owned() }
         } else {
             self.tokens.push(last);
@@ -116,7 +110,7 @@ impl Oracle {
     pub(super) fn trim(&mut self, keep: u32) -> Result<(), TrimError> {
         let held = self.positions();
         let keep = keep.min(held);
-        if !self.rolls_back && keep != 0 && keep != held {
+        if !self.options.rolls_back && keep != 0 && keep != held {
             return Err(TrimError::Unsupported { keep, held });
         }
         self.tokens.truncate(keep as usize);
