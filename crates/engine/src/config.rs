@@ -67,7 +67,8 @@ pub struct EngineConfig {
     /// of 1,024 is never full with the handles of this crate alone.
     pub queue_capacity: u32,
     /// While somebody streams, a prompt's chunk is sized so that a step with it takes about this many times as long as
-    /// one without, 1.5 to 1,000. `None`: 2.5 on a GPU, 6 on a processor, where smaller chunks would slow the prompt.
+    /// one without, 1.5 to 1,000, or 25 ms where that is more. `None`: 2.5 on a GPU, 6 on a processor, where smaller
+    /// chunks would slow the prompt.
     pub prefill_stretch: Option<f32>,
 }
 

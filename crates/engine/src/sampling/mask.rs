@@ -1,5 +1,6 @@
 //! Tokens that must not be chosen.
 
+use super::scan;
 use crate::llama::LlamaModel;
 use crate::model::Token;
 
@@ -81,10 +82,11 @@ impl Masks {
         self.bits.get(token).is_some_and(|bits| bits & wanted != 0)
     }
 
-    pub(super) fn apply(&self, mask: Mask, row: &mut [f32]) {
+    /// Hides the tokens of a row whose blocks' maxima are known.
+    pub(super) fn apply(&self, mask: Mask, row: &mut [f32], maxima: &mut [f32]) {
         for list in self.lists(mask) {
             for &token in list {
-                row[token as usize] = f32::NEG_INFINITY;
+                scan::lower(row, maxima, token as usize, f32::NEG_INFINITY);
             }
         }
     }
@@ -134,7 +136,7 @@ mod tests {
         });
         let all = Mask { single_line: true, word_continuation: true };
         let mut row = [0.0; 3];
-        masks.apply(all, &mut row);
+        masks.apply(all, &mut row, &mut [0.0]);
         assert_eq!(row, [f32::NEG_INFINITY, 0.0, f32::NEG_INFINITY]);
         assert!(masks.hides(all, 0) && !masks.hides(all, 1));
     }

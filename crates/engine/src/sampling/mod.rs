@@ -148,10 +148,9 @@ pub(crate) fn choose(
 
     scratch.penalized.clear();
     if penalized {
-        penalize(row, penalty, request.history, &mut scratch.penalized);
+        penalize(row, penalty, request.history, scratch);
     }
-    masks.apply(request.mask, row);
-    scan::block_maxima(row, &mut scratch.block_max);
+    masks.apply(request.mask, row, &mut scratch.block_max);
     let best = scan::argmax(row, &scratch.block_max).filter(|&best| row[best].is_finite())?;
     let token = if greedy { best } else { draw(row, best, request, scratch) };
     let raw = scratch.penalized.iter().find(|(penalized, _)| *penalized as usize == token);
@@ -159,12 +158,13 @@ pub(crate) fn choose(
 }
 
 /// Lowers the logits of the last tokens, each once, and notes what they were.
-fn penalize(row: &mut [f32], penalty: f32, history: &[Token], raw: &mut Vec<(Token, f32)>) {
+fn penalize(row: &mut [f32], penalty: f32, history: &[Token], scratch: &mut Scratch) {
     for &token in &history[history.len().saturating_sub(PENALTY_WINDOW)..] {
-        let logit = &mut row[token as usize];
-        if raw.iter().all(|(seen, _)| *seen != token) {
-            raw.push((token, *logit));
-            *logit = if *logit > 0.0 { *logit / penalty } else { *logit * penalty };
+        if scratch.penalized.iter().all(|(seen, _)| *seen != token) {
+            let logit = row[token as usize];
+            scratch.penalized.push((token, logit));
+            let lowered = if logit > 0.0 { logit / penalty } else { logit * penalty };
+            scan::lower(row, &mut scratch.block_max, token as usize, lowered);
         }
     }
 }

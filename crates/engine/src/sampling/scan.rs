@@ -4,21 +4,35 @@
 pub(super) const BLOCK: usize = 128;
 /// Logits that are worked on at once: a multiple of the widest vectors.
 const LANES: usize = 16;
+/// Logits from which on it pays to share a sum with another thread.
+const MIN_SHARED: usize = 65_536;
 
 /// Writes each block's maximum to `maxima`. NaN counts as nothing.
 pub(super) fn block_maxima(row: &[f32], maxima: &mut Vec<f32>) {
     maxima.clear();
-    maxima.extend(row.chunks(BLOCK).map(|block| {
-        let mut lanes = [f32::NEG_INFINITY; LANES];
-        let mut chunks = block.chunks_exact(LANES);
-        for chunk in &mut chunks {
-            for (lane, &logit) in lanes.iter_mut().zip(chunk) {
-                *lane = if logit > *lane { logit } else { *lane };
-            }
+    maxima.extend(row.chunks(BLOCK).map(max_of));
+}
+
+fn max_of(block: &[f32]) -> f32 {
+    let mut lanes = [f32::NEG_INFINITY; LANES];
+    let mut chunks = block.chunks_exact(LANES);
+    for chunk in &mut chunks {
+        for (lane, &logit) in lanes.iter_mut().zip(chunk) {
+            *lane = if logit > *lane { logit } else { *lane };
         }
-        let tail = chunks.remainder().iter().copied().fold(f32::NEG_INFINITY, f32::max);
-        lanes.into_iter().fold(tail, f32::max)
-    }));
+    }
+    let tail = chunks.remainder().iter().copied().fold(f32::NEG_INFINITY, f32::max);
+    lanes.into_iter().fold(tail, f32::max)
+}
+
+/// Sets a logit to something lower, and keeps its block's maximum right.
+pub(super) fn lower(row: &mut [f32], maxima: &mut [f32], token: usize, logit: f32) {
+    let was = std::mem::replace(&mut row[token], logit);
+    let block = token / BLOCK;
+    if was > logit && was >= maxima[block] {
+        let start = block * BLOCK;
+        maxima[block] = max_of(&row[start..row.len().min(start + BLOCK)]);
+    }
 }
 
 /// The first index of the highest logit, or `None` for a row with nothing above negative infinity.
@@ -47,11 +61,20 @@ pub(super) fn kth_block_floor(maxima: &[f32], k: usize, order: &mut Vec<f32>) ->
     *order.select_nth_unstable_by(k - 1, |a, b| b.total_cmp(a)).1
 }
 
-/// The sum of `exp((logit - max) * scale)`. No logit is above `max`.
+/// The sum of `exp((logit - max) * scale)`. No logit is above `max`. On a thread of a pool, others help with a long row.
 pub(super) fn sum_exp(row: &[f32], max: f32, scale: f32) -> f32 {
+    let (front, back) = row.split_at(row.len() / 2 / LANES * LANES);
+    let (front, back) = if row.len() >= MIN_SHARED && rayon::current_thread_index().is_some() {
+        rayon::join(|| sum_exp_serial(front, max, scale), || sum_exp_serial(back, max, scale))
+    } else {
+        (sum_exp_serial(front, max, scale), sum_exp_serial(back, max, scale))
+    };
+    (front + back) as f32
+}
+
+fn sum_exp_serial(row: &[f32], max: f32, scale: f32) -> f64 {
     // In pieces, so that a large vocabulary does not drown its small terms: an f32 keeps 24 bits.
-    let sum: f64 = row
-        .chunks(4096)
+    row.chunks(4096)
         .map(|piece| {
             let mut lanes = [0.0_f32; LANES];
             let mut chunks = piece.chunks_exact(LANES);
@@ -63,8 +86,13 @@ pub(super) fn sum_exp(row: &[f32], max: f32, scale: f32) -> f32 {
             let tail: f32 = chunks.remainder().iter().map(|&logit| exp((logit - max) * scale)).sum();
             f64::from(lanes.into_iter().sum::<f32>() + tail)
         })
-        .sum();
-    sum as f32
+        .sum()
+}
+
+/// `a * b + c`, fused where the processor does that: elsewhere it would be a call.
+#[inline]
+fn mul_add(a: f32, b: f32, c: f32) -> f32 {
+    if cfg!(any(target_feature = "fma", target_arch = "aarch64")) { a.mul_add(b, c) } else { a * b + c }
 }
 
 /// e^x for x <= 0, within 2 units of the last place, without a branch; 0 below -87, and for NaN.
@@ -77,11 +105,12 @@ pub(super) fn exp(x: f32) -> f32 {
     const LN_2_HIGH: f32 = 0.693_359_4;
     const LN_2_LOW: f32 = -2.121_944_4e-4;
     let clamped = if x > -87.0 { x } else { -87.0 };
-    let shifted = clamped * std::f32::consts::LOG2_E + ROUND;
+    let shifted = mul_add(clamped, std::f32::consts::LOG2_E, ROUND);
     let n = shifted - ROUND;
-    let r = clamped - n * LN_2_HIGH - n * LN_2_LOW;
-    let tail = r * (1.0 / 120.0 + r * (1.0 / 720.0 + r * (1.0 / 5040.0)));
-    let power = 1.0 + r * (1.0 + r * (0.5 + r * (1.0 / 6.0 + r * (1.0 / 24.0 + tail))));
+    let r = mul_add(-n, LN_2_LOW, mul_add(-n, LN_2_HIGH, clamped));
+    let power = [1.0 / 720.0, 1.0 / 120.0, 1.0 / 24.0, 1.0 / 6.0, 0.5, 1.0, 1.0]
+        .into_iter()
+        .fold(1.0 / 5040.0, |sum, coefficient| mul_add(sum, r, coefficient));
     let scale = f32::from_bits((shifted.to_bits() << 23).wrapping_add(0x3f80_0000));
     if x >= -87.0 { power * scale } else { 0.0 }
 }

@@ -244,7 +244,7 @@ impl Scheduler {
 
     /// Sets each prompt's rows for this step: equal shares, and what the short ones leave goes to the others.
     fn share_out_prompt_rows(&mut self, decodes: usize) {
-        let mut room = self.pace.chunk(decodes > 0).min(self.limits.batch.saturating_sub(decodes as u32));
+        let mut room = self.pace.chunk(decodes as u32);
         let count = self.prompts.len() as u32;
         if room >= count {
             self.prompts.sort_unstable();
@@ -273,7 +273,7 @@ impl Scheduler {
     fn plan_alone(&mut self, index: usize) -> Decision {
         if let Some(slot) = &self.slots[index] {
             if let Some(prompt) = &slot.prompt {
-                push_prompt(&mut self.step, index, slot, prompt.left().min(self.pace.chunk(false)));
+                push_prompt(&mut self.step, index, slot, prompt.left().min(self.pace.chunk(0)));
             } else if slot.wants_token(&self.limits) {
                 push_decode(&mut self.step, index, slot);
             }

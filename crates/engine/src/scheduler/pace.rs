@@ -4,12 +4,19 @@ use std::time::Duration;
 
 use super::Limits;
 
-/// A prompt's chunk before anything is measured, beside others that stream. Also the least that a prompt gets alone.
-const FIRST_CHUNK: u32 = 64;
-/// The least rows a step that a prompt gets beside others.
-const MIN_CHUNK: f32 = 16.0;
+/// Rows of a step that a prompt shares with others, before anything is measured. Also the least that a prompt gets alone.
+const FIRST_ROWS: u32 = 64;
+/// The least rows that prompts get beside others.
+const MIN_CHUNK: u32 = 16;
+/// How long a step with a prompt in it may take in any case, in seconds: nobody sees that others pause for as long, and
+/// below it a fast device would spend its time on launching small chunks.
+const ALWAYS_ALLOWED: f32 = 0.025;
 /// How long a step with nothing but prompts should take at most: a sequence that comes meanwhile waits for it.
 const LONGEST_CHUNK: f32 = 0.2;
+/// A step this much longer than it should be makes the next chunk smaller.
+const TOO_LONG: f32 = 1.2;
+/// A step this much shorter than it should be makes the next chunk larger.
+const TOO_SHORT: f32 = 0.7;
 /// The share of a new measurement in a mean.
 const WEIGHT: f32 = 0.2;
 /// Waiting for a straggler is worth this share of a step at most.
@@ -26,8 +33,9 @@ pub(super) struct Pace {
     decode_step: Option<f32>,
     /// Mean seconds a row, in steps with prompts only.
     prompt_row: Option<f32>,
-    /// Rows of a prompt beside others. A fraction, so that it can grow slowly.
-    mixed_chunk: f32,
+    /// Rows of a step with a prompt beside others. It changes by large steps and seldom: a step with as many rows as the
+    /// last reuses llama.cpp's graph.
+    mixed_rows: u32,
 }
 
 impl Pace {
@@ -38,15 +46,18 @@ impl Pace {
             straggler_window: limits.straggler_window,
             decode_step: None,
             prompt_row: None,
-            mixed_chunk: FIRST_CHUNK as f32,
+            mixed_rows: FIRST_ROWS,
         }
     }
 
-    /// The rows that prompts get in a step; `mixed`: others decode in it.
-    pub(super) fn chunk(&self, mixed: bool) -> u32 {
-        let alone = self.prompt_row.map_or(self.batch, |row| (LONGEST_CHUNK / row) as u32);
-        let alone = alone.max(FIRST_CHUNK).min(self.batch);
-        if mixed { alone.min(self.mixed_chunk as u32) } else { alone }
+    /// The rows that prompts get in a step beside so many decode rows.
+    pub(super) fn chunk(&self, decode_rows: u32) -> u32 {
+        let room = self.batch - decode_rows.min(self.batch);
+        let alone =
+            self.prompt_row.map_or(room, |row| size_below((LONGEST_CHUNK / row) as u32).max(FIRST_ROWS));
+        let beside =
+            if decode_rows > 0 { self.mixed_rows.saturating_sub(decode_rows).max(MIN_CHUNK) } else { room };
+        alone.min(beside).min(room)
     }
 
     pub(super) fn straggler_window(&self) -> Duration {
@@ -66,15 +77,32 @@ impl Pace {
         match (decode_rows, prompt_rows) {
             (_, 0) => mix(&mut self.decode_step, seconds),
             // A handful of rows says nothing about the speed of many.
-            (0, rows) if rows >= MIN_CHUNK as u32 => mix(&mut self.prompt_row, seconds / rows as f32),
+            (0, rows) if rows >= MIN_CHUNK => mix(&mut self.prompt_row, seconds / rows as f32),
             (0, _) => {}
-            (_, rows) => {
-                // Only a step that was as large as it might be says whether it may be larger.
-                if let Some(step) = self.decode_step.filter(|_| rows + 1 >= self.mixed_chunk as u32) {
-                    let change = (self.stretch * step / seconds).clamp(0.5, 1.5);
-                    self.mixed_chunk = (self.mixed_chunk * change).max(MIN_CHUNK).min(self.batch as f32);
-                }
-            }
+            // Only a step that was as large as it might be says whether it may be larger.
+            (decodes, rows) if rows >= self.chunk(decodes) => self.adapt(seconds),
+            _ => {}
         }
     }
+
+    fn adapt(&mut self, seconds: f32) {
+        let Some(step) = self.decode_step else { return };
+        let ratio = seconds / (self.stretch * step).max(ALWAYS_ALLOWED);
+        // 24 becomes 32, 32 becomes 48.
+        let larger = size_below(self.mixed_rows * 3 / 2);
+        self.mixed_rows = if ratio > TOO_LONG {
+            size_below(self.mixed_rows - 1)
+        } else if ratio < TOO_SHORT {
+            larger
+        } else {
+            self.mixed_rows
+        }
+        .clamp(MIN_CHUNK, self.batch.max(MIN_CHUNK));
+    }
+}
+
+/// The largest of 16, 24, 32, 48, 64, 96 and so on that is not above `rows`; 16 below.
+fn size_below(rows: u32) -> u32 {
+    let power = 1 << rows.max(MIN_CHUNK).ilog2();
+    if rows >= power + power / 2 { power + power / 2 } else { power }
 }
