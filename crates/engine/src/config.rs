@@ -17,6 +17,9 @@ pub const PENALTY_WINDOW: usize = 64;
 /// The most tokens that the engine samples ahead of its host, whatever [`EngineConfig::run_ahead`] says.
 pub const MAX_RUN_AHEAD: u32 = 64;
 
+/// Sequences up to which [`KvLayout::Auto`] is one buffer for all.
+const UNIFIED_UP_TO: u32 = 16;
+
 /// How an engine is set up. `EngineConfig::default()` suits a desktop app that completes text in up to four places.
 #[derive(Debug, Clone, PartialEq)]
 #[non_exhaustive]
@@ -110,7 +113,7 @@ impl EngineConfig {
         match self.kv_layout {
             KvLayout::PerSequence => false,
             KvLayout::Unified => true,
-            KvLayout::Auto => self.max_sequences <= 4,
+            KvLayout::Auto => self.max_sequences <= UNIFIED_UP_TO,
         }
     }
 
