@@ -97,6 +97,8 @@ impl Scenario {
             Self::TypingSession => settings.num_sequences = 1,
             _ if self.has_long_prompt() => {
                 settings.num_sequences = if self == Self::CancelLatency { 1 } else { 2 };
+                // They stream for as long as the prompt takes: what is streamed does not matter, and must not end it.
+                settings.ignore_eog = true;
                 let streamed = settings.prompt_tokens.saturating_add(settings.sample_tokens);
                 let long = settings.long_prompt_tokens.saturating_add(streamed).saturating_add(512);
                 settings.ctx_size = settings.ctx_size.max(long);
