@@ -128,13 +128,13 @@ def report(peer, args, model, n, run):
 
 
 def batched_bench(args, model, n):
-    """It decodes, and samples nothing. One KV buffer for up to four sequences, as the engine has by default."""
+    """It decodes, and samples nothing. One KV buffer for up to 16 sequences, as the engine has by default."""
     program = args.batched_bench or tool("llama-batched-bench")
     # It counts decodes, of which there are as many as timed samples.
     command = [program, "-m", model, "-c", args.ctx_size * n, "-b", args.batch_size, "-ub", min(args.batch_size, 512)]
     command += ["-t", args.threads, "-ngl", 999 if args.gpu_layers < 0 else args.gpu_layers, "-npp", args.prompt_tokens]
     command += ["-ntg", args.sample_tokens - 1, "-npl", n, "--output-format", "jsonl"]
-    command += ["--kv-unified"] if n <= 4 else ["--no-kv-unified"]
+    command += ["--kv-unified"] if n <= 16 else ["--no-kv-unified"]
     output = subprocess.run([str(word) for word in command], capture_output=True, text=True)
     lines = [json.loads(line) for line in output.stdout.splitlines() if line.startswith("{")]
     if output.returncode != 0 or len(lines) != 1:
