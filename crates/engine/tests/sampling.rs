@@ -68,6 +68,16 @@ fn two_sequences_with_one_prompt_say_what_one_says_alone() {
     }
 }
 
+/// The other tests compare the engine with itself; what follows here is known beforehand.
+#[test]
+fn the_first_token_is_the_seed_and_each_comes_once() {
+    for subject in all_small() {
+        let engine = subject.load(|_| {});
+        let said = complete(&mut sequence(&engine, greedy()), &text(&engine, "x (three)"), 3);
+        assert_eq!(said, [vocab::TWO, vocab::ONE, vocab::EOS], "{}", subject.path.display());
+    }
+}
+
 #[test]
 fn after_a_cancel_nothing_is_computed_until_a_trim() {
     for subject in all_small().into_iter().chain(all_real().into_iter().take(1)) {
