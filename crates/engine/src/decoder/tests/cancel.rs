@@ -5,6 +5,8 @@ use std::time::{Duration, Instant};
 use super::{Options, Rig, expected, in_time, take};
 use crate::error::{PromptError, SampleError};
 use crate::model::Token;
+use crate::protocol::Reply;
+use crate::sequence::Event;
 
 const PROMPT: [Token; 3] = [1, 5, 9];
 const OTHER: [Token; 4] = [2, 4, 8, 16];
@@ -186,5 +188,20 @@ fn a_cancel_at_any_moment_says_cancelled_and_nothing_else() {
             sequence.decode_prompt(&PROMPT, 0).expect("it works again");
         }
         assert_eq!(take(&mut neighbour, 20), super::expected(&OTHER, 20));
+    });
+}
+
+#[test]
+fn an_answer_to_an_ask_that_came_after_the_cancel_says_cancelled() {
+    in_time(|| {
+        let rig = Rig::new(&Options::default());
+        let sequence = rig.prompted(&PROMPT);
+        // The decoder has seen the flag, so that it has nothing to go on from; the host is not woken yet.
+        let answer = |error| Reply::SampleFailed { epoch: 1, error };
+        let event = sequence.event_of(answer(SampleError::NoPrompt));
+        assert!(matches!(event, Some(Event::Sample(Err(SampleError::NoPrompt)))));
+        sequence.cancel();
+        let event = sequence.event_of(answer(SampleError::NoPrompt));
+        assert!(matches!(event, Some(Event::Sample(Err(SampleError::Cancelled)))));
     });
 }
