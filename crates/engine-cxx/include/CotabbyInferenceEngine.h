@@ -38,7 +38,7 @@ struct SamplingConfig {
     float temperature;
     /// Keep this many of the most likely tokens; 0 and below: all.
     int top_k;
-    /// Keep the most likely tokens that together reach this share; 1 and above: all.
+    /// Keep the most likely tokens that together reach this share; 1 and above: all; 0 and below: the most likely one.
     float top_p;
     /// Keep tokens at least this likely against the most likely one; 0 and below: all. Values above 1 count as 1.
     float min_p;
@@ -144,8 +144,8 @@ public:
 
     // --- Sequences ---
 
-    /// A new id, above 0 and never used before in this process; -1: no model, no free slot, or a number in `config` that
-    /// is not finite.
+    /// A new id, above 0 and never used before in this process; -1: no model, no free slot, or NaN for a number in
+    /// `config`.
     int32_t createSequence(SamplingConfig config);
     /// Cancels what is in flight on the sequence, waits for it and frees the slot. Unknown ids are ignored.
     void destroySequence(int32_t sequence_id);

@@ -84,6 +84,7 @@ EngineStatus CotabbyInferenceEngine::loadModel(const char* path, int gpu_layers,
 EngineStatus CotabbyInferenceEngine::loadModelWithOptions(const char* path, const CotabbyEngineOptions& options) {
     return on_host(impl_, EngineStatus::error, [&](const bridge::Host& host) {
         if (path == nullptr) {
+            bridge::refuse(host, "the model's path is null");
             return EngineStatus::error;
         }
         const bridge::Options all{options.gpu_layers,    options.context_window_tokens, options.batch_size,
@@ -156,6 +157,7 @@ int CotabbyInferenceEngine::applyChatTemplate(const char* system_text, const cha
                                               char* buffer, int buffer_size) const {
     return on_host(impl_, 0, [&](const bridge::Host& host) {
         if (user_text == nullptr) {
+            bridge::refuse(host, "the user's text is null");
             return 0;
         }
         const bool has_system = system_text != nullptr;
@@ -175,6 +177,7 @@ EngineStatus CotabbyInferenceEngine::decodePrompt(int32_t sequence_id, const int
         }
         // More tokens than the window has cannot be right, and are not looked at.
         if (tokens == nullptr || token_count <= 0 || token_count > window) {
+            bridge::refuse(host, "a prompt must have at least one token, and no more than the window has");
             return EngineStatus::error;
         }
         const rust::Slice<const int32_t> prompt(tokens, static_cast<size_t>(token_count));

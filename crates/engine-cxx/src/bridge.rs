@@ -88,6 +88,7 @@ pub mod ffi {
         fn loaded(host: &Host) -> Loaded;
         fn metrics(host: &Host) -> Metrics;
         fn last_error(host: &Host) -> Vec<u8>;
+        fn refuse(host: &Host, why: &str);
         fn tokenize(host: &Host, text: &[u8], add_special: bool, parse_special: bool) -> Vec<i32>;
         fn token_text(host: &Host, token: i32) -> Vec<u8>;
         fn token_piece(host: &Host, token: i32) -> Vec<u8>;
@@ -157,6 +158,11 @@ fn metrics(host: &Host) -> Metrics {
 
 fn last_error(host: &Host) -> Vec<u8> {
     guard(Vec::new(), || host.last_error().into_bytes())
+}
+
+/// For what C++ finds wrong with an argument.
+fn refuse(host: &Host, why: &str) {
+    guard((), || host.fail(why, ()));
 }
 
 fn tokenize(host: &Host, text: &[u8], add_special: bool, parse_special: bool) -> Vec<i32> {

@@ -318,7 +318,7 @@ impl Host {
         lock(&slot.sequence).as_mut().map(call)
     }
 
-    fn fail<T>(&self, error: impl Display, answer: T) -> T {
+    pub(crate) fn fail<T>(&self, error: impl Display, answer: T) -> T {
         *lock(&self.last_error) = error.to_string();
         answer
     }
@@ -348,7 +348,7 @@ fn sampling_config(sampling: &ffi::Sampling) -> SamplingConfig {
     config.max_prediction_tokens = sampling.max_prediction_tokens.max(0) as u32;
     config.temperature = sampling.temperature.clamp(0.0, 100.0);
     config.top_k = sampling.top_k.max(0) as u32;
-    config.top_p = sampling.top_p;
+    config.top_p = sampling.top_p.clamp(0.0, 1.0);
     config.min_p = sampling.min_p.clamp(0.0, 1.0);
     config.repetition_penalty = sampling.repetition_penalty.clamp(0.0, 100.0);
     config.seed = sampling.seed;
