@@ -222,6 +222,8 @@ impl Host {
             Ok(()) => ffi::Status::Ok,
             Err(PromptError::Cancelled) => ffi::Status::Cancelled,
             Err(PromptError::Shutdown) => ffi::Status::NotLoaded,
+            // A step that the unloading aborted may be reported as one that failed.
+            Err(_) if slot.model.strong_count() == 0 => ffi::Status::NotLoaded,
             Err(error) => self.fail(error, ffi::Status::Error),
         }
     }

