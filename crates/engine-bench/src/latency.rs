@@ -61,6 +61,12 @@ impl Latency {
         self.0 += &other.0;
     }
 
+    /// The mean of what was recorded.
+    #[must_use]
+    pub fn mean(&self) -> Duration {
+        Duration::from_secs_f64(self.0.mean() / 1e6)
+    }
+
     /// Its percentiles, in milliseconds.
     #[must_use]
     pub fn percentiles(&self) -> Percentiles {

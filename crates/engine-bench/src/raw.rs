@@ -115,6 +115,16 @@ impl Model {
         unsafe { sys::llama_vocab_n_tokens(self.vocab.as_ptr()) as usize }
     }
 
+    /// What it remembers of a sequence, as far as the layout of KV cells depends on it.
+    #[must_use]
+    pub fn memory_kind(&self) -> engine::MemoryKind {
+        // SAFETY: the model is loaded, and the function only reads it.
+        match unsafe { sys::llama_model_n_swa(self.handle.as_ptr()) } {
+            0 => engine::MemoryKind::Full,
+            window => engine::MemoryKind::SlidingWindow { window: window.unsigned_abs() },
+        }
+    }
+
     /// Whether a token ends a generation.
     #[must_use]
     pub fn is_eog(&self, token: Token) -> bool {

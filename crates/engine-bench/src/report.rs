@@ -9,7 +9,7 @@ use serde_json::{Map, Value};
 use crate::error::BenchError;
 use crate::latency::{Latency, Percentiles};
 use crate::scenarios::Scenario;
-use crate::settings::Settings;
+use crate::settings::{Layout, Settings};
 
 /// What a scenario hands back.
 #[derive(Debug, Default)]
@@ -61,7 +61,6 @@ impl<'a> Report<'a> {
         outcome: &Outcome,
         machine: &'a Machine,
     ) -> Self {
-        let config = settings.engine_config();
         let rate = outcome.samples as f64 / outcome.elapsed.as_secs_f64();
         Self {
             scenario: scenario.name(),
@@ -75,7 +74,11 @@ impl<'a> Report<'a> {
             model: settings.model.file_stem().unwrap_or_default().to_string_lossy().into_owned(),
             run,
             variant: variant(scenario, settings),
-            kv_layout: if config.unified_kv() { "unified" } else { "per_sequence" },
+            kv_layout: match settings.kv_layout {
+                Layout::Auto => "auto",
+                Layout::Unified => "unified",
+                Layout::PerSequence => "per_sequence",
+            },
             threads: settings.thread_count(),
             gpu_layers: settings.gpu_layers,
             batch_size: settings.batch_size,

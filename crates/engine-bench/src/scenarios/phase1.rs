@@ -41,7 +41,7 @@ pub(super) fn run(model: &Model, settings: &Settings) -> Result<Outcome, BenchEr
         n_ctx: settings.ctx_size * settings.num_sequences,
         n_seq_max: settings.num_sequences,
         threads: settings.thread_count(),
-        kv_unified: settings.engine_config().unified_kv(),
+        kv_unified: settings.engine_config().unified_kv(model.memory_kind()),
     };
     let mut context = Context::new(model, settings, shape)?;
     let prompt = Settings::prompt(settings.prompt_tokens, |text| model.tokenize(text))?;
