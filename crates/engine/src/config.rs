@@ -66,8 +66,8 @@ pub struct EngineConfig {
     /// an eighth of a step, at most ten times this. Default 200 µs; 0: never. It is waited only where nothing is sampled
     /// ahead, and only if somebody is expected.
     pub straggler_window: Duration,
-    /// Commands that may wait for the decoder thread, at least 1. A sequence has one under way at a time, so the default
-    /// of 1,024 is never full with the handles of this crate alone.
+    /// Commands that may wait for the decoder thread, at least 1. Default 1,024. A sequence puts one in for each token that
+    /// its host takes, so one that holds `run_ahead + 4` for each sequence is never full with the handles of this crate.
     pub queue_capacity: u32,
     /// While somebody streams, a prompt's chunk is sized so that a step with it takes about this many times as long as
     /// one without, 1.5 to 1,000, or 25 ms where that is more. `None`: 2.5 on a GPU, 6 on a processor, where smaller
@@ -107,21 +107,15 @@ impl EngineConfig {
         self.ubatch_size.unwrap_or_else(|| self.batch_size.min(512))
     }
 
-    /// Whether all sequences share one KV buffer. With [`KvLayout::Auto`] a sliding-window model never does.
+    /// Whether all sequences of a model with this memory share one KV buffer.
     #[must_use]
-    pub fn unified_kv(&self) -> bool {
+    pub fn unified_kv(&self, memory: MemoryKind) -> bool {
         match self.kv_layout {
             KvLayout::PerSequence => false,
             KvLayout::Unified => true,
-            KvLayout::Auto => self.max_sequences <= UNIFIED_UP_TO,
-        }
-    }
-
-    /// As [`EngineConfig::unified_kv`], for a model with this memory.
-    pub(crate) fn unified_kv_of(&self, memory: MemoryKind) -> bool {
-        match (self.kv_layout, memory) {
-            (KvLayout::Auto, MemoryKind::SlidingWindow { .. }) => false,
-            _ => self.unified_kv(),
+            KvLayout::Auto => {
+                self.max_sequences <= UNIFIED_UP_TO && !matches!(memory, MemoryKind::SlidingWindow { .. })
+            }
         }
     }
 

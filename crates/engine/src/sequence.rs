@@ -310,7 +310,7 @@ impl Sequence {
 
     /// Positions that the sequence holds, as its host sees it: what was sampled ahead is not there. After `k` tokens
     /// from a prompt that ended at position `n` it is `n + k - 1`, since the last token was not decoded yet. After a
-    /// cancel or an error it waits for the step under way. 0 once the engine is gone.
+    /// cancel or an error it waits for the step under way; 0 if the engine is gone then.
     pub fn position_count(&mut self) -> u32 {
         if self.state == State::Unknown {
             if self.link.commands.send(Command::Positions { slot: self.slot }).is_err() {

@@ -58,12 +58,9 @@ fn overlap(text: &[u8], stop: &[u8]) -> usize {
 fn unfinished(bytes: &[u8]) -> usize {
     for back in 1..=bytes.len().min(3) {
         let tail = &bytes[bytes.len() - back..];
-        match tail[0] {
-            0x80..=0xbf => {}
-            _ => {
-                let begun = std::str::from_utf8(tail).is_err_and(|error| error.error_len().is_none());
-                return if begun { back } else { 0 };
-            }
+        if !(0x80..=0xbf).contains(&tail[0]) {
+            let begun = std::str::from_utf8(tail).is_err_and(|error| error.error_len().is_none());
+            return if begun { back } else { 0 };
         }
     }
     0

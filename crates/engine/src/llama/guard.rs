@@ -36,14 +36,12 @@ pub(crate) fn guard<R>(f: impl FnOnce() -> R) -> Result<R, String> {
     let mut message: [c_char; 256] = [0; 256];
     // SAFETY: `run` gets the type it was made for, `message` is writable for its length, and both outlive the call.
     let thrown = unsafe { engine_guard(run, (&raw mut call).cast(), message.as_mut_ptr(), message.len()) };
-    match (thrown, call.result) {
-        (0, Some(result)) => Ok(result),
-        _ => {
-            // SAFETY: engine_guard ends what it writes with a zero byte, and the array was all zeros before.
-            let message = unsafe { CStr::from_ptr(message.as_ptr()) };
-            Err(message.to_string_lossy().into_owned())
-        }
+    if let (0, Some(result)) = (thrown, call.result) {
+        return Ok(result);
     }
+    // SAFETY: engine_guard ends what it writes with a zero byte, and the array was all zeros before.
+    let message = unsafe { CStr::from_ptr(message.as_ptr()) };
+    Err(message.to_string_lossy().into_owned())
 }
 
 #[cfg(test)]

@@ -137,7 +137,7 @@ mod tests {
         let all = Mask { single_line: true, word_continuation: true };
         let mut row = [0.0; 3];
         masks.apply(all, &mut row, &mut [0.0]);
-        assert_eq!(row, [f32::NEG_INFINITY, 0.0, f32::NEG_INFINITY]);
+        assert_eq!(row.map(f32::is_finite), [false, true, false]);
         assert!(masks.hides(all, 0) && !masks.hides(all, 1));
     }
 }

@@ -92,21 +92,24 @@ impl Sampler {
         let count = logits.len() / vocabulary;
         self.choices.clear();
         self.choices.resize(count, None);
-        let work = |(index, ((row, scratch), choice)): (
-            usize,
-            ((&mut [f32], &mut Scratch), &mut Option<Choice>),
-        )| {
+        let work = |index: usize, row: &mut [f32], scratch: &mut Scratch, choice: &mut Option<Choice>| {
             *choice = choose(row, &request(index), masks, scratch);
         };
         match &self.pool {
             Some(pool) if count >= MIN_PARALLEL_ROWS => {
                 let rows = logits.par_chunks_exact_mut(vocabulary);
                 let jobs = rows.zip(&mut self.scratch[..count]).zip(&mut self.choices[..]).enumerate();
-                pool.install(|| jobs.for_each(work));
+                pool.install(|| {
+                    jobs.for_each(|(index, ((row, scratch), choice))| work(index, row, scratch, choice));
+                });
             }
             _ => {
                 let rows = logits.chunks_exact_mut(vocabulary);
-                rows.zip(&mut self.scratch).zip(&mut self.choices).enumerate().for_each(work);
+                for (index, ((row, scratch), choice)) in
+                    rows.zip(&mut self.scratch).zip(&mut self.choices).enumerate()
+                {
+                    work(index, row, scratch, choice);
+                }
             }
         }
         &self.choices

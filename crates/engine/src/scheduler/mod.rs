@@ -228,8 +228,8 @@ impl Scheduler {
         }
         if self.slots.iter().flatten().any(|slot| slot.is_expected(limits)) {
             let window = self.pace.straggler_window();
-            if waited < window {
-                return Decision::Wait(window - waited);
+            if let Some(left) = window.checked_sub(waited).filter(|left| !left.is_zero()) {
+                return Decision::Wait(left);
             }
             for slot in self.slots.iter_mut().flatten() {
                 if slot.is_expected(&self.limits) {
