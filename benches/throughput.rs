@@ -4,9 +4,8 @@ use benches::{add_up, subjects};
 use criterion::{BenchmarkId, Criterion, SamplingMode, Throughput, criterion_group, criterion_main};
 use engine_bench::{Models, Scenario};
 
-const SCENARIOS: [Scenario; 6] = [
+const SCENARIOS: [Scenario; 5] = [
     Scenario::SharedContextArgmax,
-    Scenario::SharedContext,
     Scenario::TwoContextsSharedCores,
     Scenario::Phase1Loop,
     Scenario::EngineThreaded,

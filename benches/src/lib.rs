@@ -33,7 +33,7 @@ pub fn subjects() -> Vec<Subject> {
             measurement_time: Duration::from_secs(4),
             path: model.path(),
             prompt_tokens: 32,
-            sample_tokens: 32,
+            sample_tokens: 24,
             long_prompt_tokens: 256,
         })
         .collect();
