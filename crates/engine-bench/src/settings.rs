@@ -9,6 +9,8 @@ use engine::{EngineConfig, FlashAttention, KvLayout, SamplingConfig};
 
 use crate::error::BenchError;
 
+/// Tokens that a generation of the engine asks for at a time.
+const GENERATION_WINDOW: u32 = 8;
 /// The sentence that prompts are made of.
 const SENTENCE: &str = "The quick brown fox jumps over the lazy dog. ";
 
@@ -207,7 +209,7 @@ impl Settings {
     /// its hosts waited for each other, in every scenario.
     #[must_use]
     pub fn settle_samples(&self) -> u32 {
-        2 * self.engine_config().run_ahead.max(4)
+        2 * (GENERATION_WINDOW + self.engine_config().run_ahead.max(4))
     }
 
     /// Checks what a scenario takes for granted. `extra` positions are needed beside prompt and samples.

@@ -213,7 +213,9 @@ impl Start {
             let _ = report.send(Report::Progress(share));
         })
         .map(Arc::new)
-        .and_then(|model| Ok((LlamaContext::new(&model, &self.config, first)?, model)));
+        .and_then(|model| {
+            Ok((LlamaContext::new(&model, &self.config, first, threads.unwrap_or(cores))?, model))
+        });
         let (context, model) = match made {
             Ok(made) => made,
             Err(error) => {

@@ -13,7 +13,7 @@ use crate::error::{PromptError, SampleError, TrimError};
 use crate::model::Token;
 
 /// Tokens that a generation asks for at a time.
-pub(crate) const ASK_AHEAD: u32 = 16;
+pub(crate) const ASK_AHEAD: u32 = 8;
 
 /// A token, and what the host learns of it.
 #[derive(Debug, Clone, Copy, PartialEq)]

@@ -21,6 +21,8 @@ pub(crate) struct LlamaContext {
     outputs: usize,
     vocabulary_size: usize,
     threads: u32,
+    /// Its threads outlive a step: without it llama.cpp makes new ones for each.
+    _pool: Option<ThreadPool>,
     /// Keeps the weights alive until the context is gone.
     _model: Arc<LlamaModel>,
 }
@@ -36,10 +38,12 @@ impl Drop for LlamaContext {
 }
 
 impl LlamaContext {
+    /// `threads`: those of the first steps; `most_threads`: what [`Backend::set_threads`] may ever ask for.
     pub(crate) fn new(
         model: &Arc<LlamaModel>,
         config: &EngineConfig,
         threads: u32,
+        most_threads: u32,
     ) -> Result<Self, LoadError> {
         let mut abort = Box::new(Abort(std::ptr::null()));
         // SAFETY: it takes nothing and returns plain data.
@@ -80,6 +84,11 @@ impl LlamaContext {
         };
         // SAFETY: the context was just made.
         let memory = unsafe { sys::llama_get_memory(context) };
+        let pool = ThreadPool::new(most_threads);
+        if let Some(pool) = &pool {
+            // SAFETY: both were just made, and the pool is freed after the context.
+            unsafe { sys::llama_attach_threadpool(context, pool.0, pool.0) };
+        }
         Ok(Self {
             context,
             memory,
@@ -88,6 +97,7 @@ impl LlamaContext {
             outputs: 0,
             vocabulary_size: model.vocabulary_size() as usize,
             threads,
+            _pool: pool,
             _model: Arc::clone(model),
         })
     }
@@ -156,6 +166,33 @@ impl Backend for LlamaContext {
             // SAFETY: the context is alive, and no decode is under way.
             unsafe { sys::llama_set_n_threads(self.context, threads as i32, threads as i32) };
         }
+    }
+}
+
+/// Owns a pool of ggml's CPU threads.
+struct ThreadPool(*mut sys::ggml_threadpool);
+
+impl ThreadPool {
+    /// `None`: there is nothing to share out, or no memory; llama.cpp then makes threads as it needs them.
+    fn new(threads: u32) -> Option<Self> {
+        if threads < 2 {
+            return None;
+        }
+        // SAFETY: it takes a number and returns plain data.
+        let mut params = unsafe { sys::ggml_threadpool_params_default(threads as i32) };
+        // Between steps they sleep: a thread that spins takes a core from the hosts, and a laptop's battery.
+        params.poll = 0;
+        // SAFETY: the parameters are valid, and are read during the call only.
+        let pool = guard(|| unsafe { throwing::ggml_threadpool_new(&raw mut params) }).ok()?;
+        (!pool.is_null()).then_some(Self(pool))
+    }
+}
+
+impl Drop for ThreadPool {
+    fn drop(&mut self) {
+        let pool = self.0;
+        // SAFETY: it came from ggml_threadpool_new, and the context that used it is gone.
+        drop(guard(|| unsafe { throwing::ggml_threadpool_free(pool) }));
     }
 }
 

@@ -59,6 +59,10 @@ mod throwing {
             buffer: *mut c_char,
             length: i32,
         ) -> i32;
+        pub(super) fn ggml_threadpool_new(
+            params: *mut sys::ggml_threadpool_params,
+        ) -> *mut sys::ggml_threadpool;
+        pub(super) fn ggml_threadpool_free(pool: *mut sys::ggml_threadpool);
         pub(super) fn gguf_init_from_file(
             path: *const c_char,
             params: sys::gguf_init_params,
