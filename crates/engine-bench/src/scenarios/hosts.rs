@@ -23,10 +23,21 @@ struct HostRun {
     first_token: Duration,
     inter_token: Vec<Duration>,
     started: Instant,
-    ended: Instant,
 }
 
-/// Runs each host on a thread of its own. The clock starts when the first has settled and stops when the last is done.
+impl HostRun {
+    fn samples_between(&self, start: Instant, end: Instant) -> usize {
+        let times = self.inter_token.iter().scan(self.started, |time, &interval| {
+            *time += interval;
+            Some(*time)
+        });
+        times.filter(|&time| start < time && time <= end).count()
+    }
+}
+
+/// Runs each host on a thread of its own. The clock runs while all of them are sampled: from when the last has settled
+/// until the first is done. Hosts that had taken more or fewer tokens before cannot add to it, nor take from it. The time
+/// of the outcome is what all samples take at the rate of that time.
 pub(super) fn drive<H: Host>(hosts: &mut [H], settle: usize, timed: usize) -> Result<Outcome, BenchError> {
     let barrier = Barrier::new(hosts.len());
     let failed = AtomicBool::new(false);
@@ -43,14 +54,20 @@ pub(super) fn drive<H: Host>(hosts: &mut [H], settle: usize, timed: usize) -> Re
             .collect::<Result<Vec<_>, _>>()
             .map(|runs| runs.into_iter().flatten().collect())
     })?;
-    let started = runs.iter().map(|run| run.started).min();
-    let ended = runs.iter().map(|run| run.ended).max();
+    let started = runs.iter().map(|run| run.started).max();
+    let ended = runs.iter().map(|run| run.started + run.inter_token.iter().sum::<Duration>()).min();
     let (Some(started), Some(ended)) = (started, ended) else {
         return Err(BenchError::Settings("there are no sequences to drive".to_owned()));
     };
+    let samples: usize = runs.iter().map(|run| run.samples_between(started, ended)).sum();
+    if ended <= started || samples == 0 {
+        return Err(BenchError::Settings(
+            "the sequences were never sampled all at once: more --sample-tokens are needed".to_owned(),
+        ));
+    }
     let inter_token: Vec<_> = runs.iter().flat_map(|run| run.inter_token.iter().copied()).collect();
     Ok(Outcome {
-        elapsed: ended - started,
+        elapsed: (ended - started).mul_f64(inter_token.len() as f64 / samples as f64),
         samples: inter_token.len(),
         latencies: vec![
             ("first_token", Latency::each(runs.iter().map(|run| run.first_token))),
@@ -94,5 +111,5 @@ fn drive_one(
         inter_token.push(now - last);
         last = now;
     }
-    Ok(Some(HostRun { tokens, first_token, inter_token, started, ended: last }))
+    Ok(Some(HostRun { tokens, first_token, inter_token, started }))
 }
