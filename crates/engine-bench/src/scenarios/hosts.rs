@@ -54,20 +54,12 @@ pub(super) fn drive<H: Host>(hosts: &mut [H], settle: usize, timed: usize) -> Re
             .collect::<Result<Vec<_>, _>>()
             .map(|runs| runs.into_iter().flatten().collect())
     })?;
-    let started = runs.iter().map(|run| run.started).max();
-    let ended = runs.iter().map(|run| run.started + run.inter_token.iter().sum::<Duration>()).min();
-    let (Some(started), Some(ended)) = (started, ended) else {
+    if runs.is_empty() {
         return Err(BenchError::Settings("there are no sequences to drive".to_owned()));
-    };
-    let samples: usize = runs.iter().map(|run| run.samples_between(started, ended)).sum();
-    if ended <= started || samples == 0 {
-        return Err(BenchError::Settings(
-            "the sequences were never sampled all at once: more --sample-tokens are needed".to_owned(),
-        ));
     }
     let inter_token: Vec<_> = runs.iter().flat_map(|run| run.inter_token.iter().copied()).collect();
     Ok(Outcome {
-        elapsed: (ended - started).mul_f64(inter_token.len() as f64 / samples as f64),
+        elapsed: time_of_all(&runs),
         samples: inter_token.len(),
         latencies: vec![
             ("first_token", Latency::each(runs.iter().map(|run| run.first_token))),
@@ -76,6 +68,20 @@ pub(super) fn drive<H: Host>(hosts: &mut [H], settle: usize, timed: usize) -> Re
         figures: Vec::new(),
         tokens: runs.into_iter().map(|run| run.tokens).collect(),
     })
+}
+
+/// The time that all samples take at the rate of the time in which every host was sampled. Hosts that have no such time,
+/// because they were done too soon: from the first's start to the last's end.
+fn time_of_all(runs: &[HostRun]) -> Duration {
+    let starts = || runs.iter().map(|run| run.started);
+    let ends = || runs.iter().map(|run| run.started + run.inter_token.iter().sum::<Duration>());
+    let (Some(start), Some(end)) = (starts().max(), ends().min()) else { return Duration::ZERO };
+    let samples: usize = runs.iter().map(|run| run.samples_between(start, end)).sum();
+    if samples == 0 {
+        return ends().max().zip(starts().min()).map_or(Duration::ZERO, |(end, start)| end - start);
+    }
+    let all: usize = runs.iter().map(|run| run.inter_token.len()).sum();
+    (end - start).mul_f64(all as f64 / samples as f64)
 }
 
 /// `None`: another host failed before the clock started.
