@@ -354,6 +354,10 @@ impl<B: Backend> Decoder<B> {
 
     /// Brings scheduler and memory together again after a decode that failed.
     fn fail_step(&mut self, failure: &DecodeFailure) {
+        if self.setup.stop.load(Ordering::Relaxed) {
+            // The engine is being dropped, and has broken the step off: everybody hears that, and nothing else.
+            return;
+        }
         add(&self.setup.counters.decode_failures, 1);
         self.backend.synchronize();
         for index in 0..self.scheduler.step().parts.len() {
