@@ -153,6 +153,19 @@ pub struct ContextShape {
     pub kv_unified: bool,
 }
 
+impl ContextShape {
+    /// The one context of all of a run's sequences, laid out as the engine does.
+    #[must_use]
+    pub fn shared(model: &Model, settings: &Settings) -> Self {
+        Self {
+            n_ctx: settings.ctx_size * settings.num_sequences,
+            n_seq_max: settings.num_sequences,
+            threads: settings.thread_count(),
+            kv_unified: settings.engine_config().unified_kv(model.memory_kind()),
+        }
+    }
+}
+
 /// One row of a batch.
 #[derive(Debug, Clone, Copy)]
 pub struct Row {

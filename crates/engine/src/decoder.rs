@@ -17,6 +17,11 @@ use crate::scheduler::{Decision, Failure, Limits, Part, Scheduler};
 /// Engines of this process that are loaded: they share the processor's cores out.
 pub(crate) static ENGINES: AtomicU32 = AtomicU32::new(0);
 
+/// An engine's share of the processor's cores, one at least.
+pub(crate) fn share_of_cores(cores: u32) -> u32 {
+    (cores / ENGINES.load(Ordering::Relaxed).max(1)).max(1)
+}
+
 /// What the decoder is told once.
 pub(crate) struct Setup {
     pub(crate) limits: Limits,
@@ -251,10 +256,7 @@ impl<B: Backend> Decoder<B> {
     }
 
     fn step(&mut self) {
-        let threads = self
-            .setup
-            .threads
-            .unwrap_or_else(|| (self.setup.cores / ENGINES.load(Ordering::Relaxed).max(1)).max(1));
+        let threads = self.setup.threads.unwrap_or_else(|| share_of_cores(self.setup.cores));
         self.backend.set_threads(threads);
         if !self.setup.asynchronous {
             self.flush();

@@ -9,7 +9,7 @@ use std::thread::JoinHandle;
 use flume::Sender;
 
 use crate::config::{EngineConfig, SamplingConfig};
-use crate::decoder::{Decoder, ENGINES, Setup};
+use crate::decoder::{Decoder, ENGINES, Setup, share_of_cores};
 use crate::error::{CreateSequenceError, GenerateError, LoadError};
 use crate::generate::{GenerateOptions, Generation, Prompt};
 use crate::llama::{LlamaContext, LlamaModel};
@@ -206,7 +206,7 @@ impl Start {
         // Hyper-threads share the units that the work is done with; a container may have less than the machine.
         let cores = num_cpus::get_physical().min(num_cpus::get()).max(1) as u32;
         let threads = self.config.threads.map(std::num::NonZeroU32::get);
-        let first = threads.unwrap_or_else(|| (cores / ENGINES.load(Ordering::Relaxed).max(1)).max(1));
+        let first = threads.unwrap_or_else(|| share_of_cores(cores));
         let report = self.report.clone();
         let made = LlamaModel::load(&self.path, &self.config, &mut |share| {
             // Nobody listens any more if the loading thread has panicked.

@@ -37,13 +37,7 @@ struct Decoded {
 }
 
 pub(super) fn run(model: &Model, settings: &Settings) -> Result<Outcome, BenchError> {
-    let shape = ContextShape {
-        n_ctx: settings.ctx_size * settings.num_sequences,
-        n_seq_max: settings.num_sequences,
-        threads: settings.thread_count(),
-        kv_unified: settings.engine_config().unified_kv(model.memory_kind()),
-    };
-    let mut context = Context::new(model, settings, shape)?;
+    let mut context = Context::new(model, settings, ContextShape::shared(model, settings))?;
     let prompt = Settings::prompt(settings.prompt_tokens, |text| model.tokenize(text))?;
     let (requests, queue) = flume::unbounded();
     let (mut samplers, mut hosts) = (Vec::new(), Vec::new());

@@ -12,13 +12,7 @@ use crate::settings::Settings;
 
 pub(super) fn run(model: &Model, settings: &Settings, selection: Selection) -> Result<Outcome, BenchError> {
     let (settle, timed) = (settings.settle_samples() as usize, settings.timed_samples());
-    let shape = ContextShape {
-        n_ctx: settings.ctx_size * settings.num_sequences,
-        n_seq_max: settings.num_sequences,
-        threads: settings.thread_count(),
-        kv_unified: settings.engine_config().unified_kv(model.memory_kind()),
-    };
-    let mut context = Context::new(model, settings, shape)?;
+    let mut context = Context::new(model, settings, ContextShape::shared(model, settings))?;
     let prompt = Settings::prompt(settings.prompt_tokens, |text| model.tokenize(text))?;
     let (mut selectors, mut tokens, mut first_token) = (Vec::new(), Vec::new(), Vec::new());
     for sequence in 0..settings.num_sequences {
