@@ -365,17 +365,26 @@ impl Drop for Sampler {
 /// On an empty row.
 #[must_use]
 pub fn argmax(logits: &[f32]) -> Token {
-    // A lane a column, so that the compiler can keep them in vector registers.
+    /// Logits whose maximum is found before one of them is looked for: so the row comes out of the memory once.
+    const BLOCK: usize = 128;
+    /// A lane a column, so that the compiler can keep them in vector registers.
     const LANES: usize = 32;
-    let (chunks, rest) = logits.as_chunks::<LANES>();
-    let mut lanes = [f32::NEG_INFINITY; LANES];
-    for chunk in chunks {
-        for (lane, &logit) in lanes.iter_mut().zip(chunk) {
-            *lane = if logit > *lane { logit } else { *lane };
+    let (mut start, mut best) = (0, f32::NEG_INFINITY);
+    for (index, block) in logits.chunks(BLOCK).enumerate() {
+        let (chunks, rest) = block.as_chunks::<LANES>();
+        let mut lanes = [f32::NEG_INFINITY; LANES];
+        for chunk in chunks {
+            for (lane, &logit) in lanes.iter_mut().zip(chunk) {
+                *lane = if logit > *lane { logit } else { *lane };
+            }
+        }
+        let max = lanes.iter().chain(rest).copied().fold(f32::NEG_INFINITY, f32::max);
+        if max > best {
+            (start, best) = (index * BLOCK, max);
         }
     }
-    let best = lanes.iter().chain(rest).copied().fold(f32::NEG_INFINITY, f32::max);
-    logits.iter().position(|&logit| logit >= best).expect("a row of logits has a largest one") as Token
+    let block = &logits[start..logits.len().min(start + BLOCK)];
+    (start + block.iter().position(|&logit| logit >= best).expect("a row has a largest logit")) as Token
 }
 
 #[cfg(test)]
@@ -384,7 +393,7 @@ mod tests {
 
     #[test]
     fn argmax_finds_the_first_of_the_largest() {
-        for length in [1, 31, 32, 33, 100, 1000] {
+        for length in [1, 31, 32, 33, 127, 128, 129, 1000] {
             for at in [0, length / 3, length - 1] {
                 let mut logits = vec![-2.5; length];
                 logits[at] = 7.0;

@@ -88,7 +88,7 @@ impl<B: Backend> Decoder<B> {
             scheduler: Scheduler::new(setup.limits.clone()),
             sessions: (0..slots).map(|_| None).collect(),
             outbox: Vec::with_capacity(2 * slots),
-            sampler: Sampler::new(slots, setup.sampling_threads),
+            sampler: Sampler::new(slots),
             stopping: false,
             backend,
             setup,
@@ -96,8 +96,20 @@ impl<B: Backend> Decoder<B> {
         }
     }
 
-    /// Runs until it is told to stop, or nobody can give it commands any more.
-    pub(crate) fn run(mut self) {
+    /// Runs until it is told to stop, or nobody can give it commands any more. On a thread of the sampler's pool, if it
+    /// has one: so a step that is sampled wakes helpers only, and is not handed over itself.
+    pub(crate) fn run(self)
+    where
+        B: Send,
+    {
+        let threads = self.setup.sampling_threads.min(self.setup.limits.max_sequences as usize);
+        match crate::sampling::pool(threads) {
+            Some(pool) => pool.install(|| self.run_here()),
+            None => self.run_here(),
+        }
+    }
+
+    fn run_here(mut self) {
         let mut waiting_since: Option<Instant> = None;
         while !self.stopping {
             while let Ok(command) = self.commands.try_recv() {

@@ -20,12 +20,23 @@ pub(crate) struct LlamaContext {
     abort: Box<Abort>,
     outputs: usize,
     vocabulary_size: usize,
+    /// Threads that a step may have, and that the context has.
     threads: u32,
+    set_threads: u32,
+    /// Whether a device has all layers.
+    on_device: bool,
     /// Its threads outlive a step: without it llama.cpp makes new ones for each.
     _pool: Option<ThreadPool>,
     /// Keeps the weights alive until the context is gone.
     _model: Arc<LlamaModel>,
 }
+
+// SAFETY: a context is not bound to the thread that made it, and every call that changes it takes `&mut self`.
+unsafe impl Send for LlamaContext {}
+
+/// Rows whose embeddings one thread looks up, which is all that the processor does of a step where a device has the
+/// layers: to wake a second thread takes longer than that.
+const EMBEDDINGS_A_THREAD: usize = 64;
 
 /// The question of the decode under way, whether to give up: a `&&(dyn Fn() -> bool + Sync)`, or null.
 struct Abort(*const c_void);
@@ -84,7 +95,9 @@ impl LlamaContext {
         };
         // SAFETY: the context was just made.
         let memory = unsafe { sys::llama_get_memory(context) };
-        let pool = ThreadPool::new(most_threads);
+        let on_device = model.offloaded() && config.gpu_layers.is_none_or(|layers| layers > model.layer_count());
+        // Each step wakes all of its threads, also those that it has no work for.
+        let pool = if on_device { None } else { ThreadPool::new(most_threads) };
         if let Some(pool) = &pool {
             // SAFETY: both were just made, and the pool is freed after the context.
             unsafe { sys::llama_attach_threadpool(context, pool.0, pool.0) };
@@ -97,6 +110,8 @@ impl LlamaContext {
             outputs: 0,
             vocabulary_size: model.vocabulary_size() as usize,
             threads,
+            set_threads: threads,
+            on_device,
             _pool: pool,
             _model: Arc::clone(model),
         })
@@ -108,6 +123,13 @@ impl Backend for LlamaContext {
         self.outputs = rows.iter().filter(|row| row.output).count();
         self.batch.fill(rows);
         self.abort.0 = (&raw const abort).cast();
+        let needed = if self.on_device { rows.len().div_ceil(EMBEDDINGS_A_THREAD) as u32 } else { u32::MAX };
+        let threads = self.threads.min(needed).max(1);
+        if self.set_threads != threads {
+            self.set_threads = threads;
+            // SAFETY: the context is alive, and no decode is under way.
+            unsafe { sys::llama_set_n_threads(self.context, threads as i32, threads as i32) };
+        }
         let (context, batch) = (self.context, self.batch.as_raw());
         // SAFETY: the batch's arrays are valid for its rows, whose tokens, slots and count the scheduler has checked;
         // `abort` outlives this call.
@@ -161,11 +183,7 @@ impl Backend for LlamaContext {
     }
 
     fn set_threads(&mut self, threads: u32) {
-        if self.threads != threads {
-            self.threads = threads;
-            // SAFETY: the context is alive, and no decode is under way.
-            unsafe { sys::llama_set_n_threads(self.context, threads as i32, threads as i32) };
-        }
+        self.threads = threads;
     }
 }
 

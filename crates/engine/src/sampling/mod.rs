@@ -55,33 +55,32 @@ struct Candidate {
 /// Rows from which on several threads are faster than one, which need not be woken.
 const MIN_PARALLEL_ROWS: usize = 3;
 
+/// Threads that share out the rows of whoever runs in this pool; `None`: one is enough.
+pub(crate) fn pool(threads: usize) -> Option<rayon::ThreadPool> {
+    let name = |index| format!("decoder-{index}");
+    // Without its threads it is slower, not wrong.
+    (threads > 1)
+        .then(|| rayon::ThreadPoolBuilder::new().num_threads(threads).thread_name(name).build())
+        .and_then(Result::ok)
+}
+
 /// Chooses for all outputs of a step.
 pub(crate) struct Sampler {
     scratch: Vec<Scratch>,
     choices: Vec<Option<Choice>>,
-    /// Threads that share out the rows; `None`: the caller's own does it.
-    pool: Option<rayon::ThreadPool>,
 }
 
 impl Sampler {
-    /// For up to `rows` rows at a time, on `threads` threads.
-    pub(crate) fn new(rows: usize, threads: usize) -> Self {
-        let threads = threads.min(rows);
-        // Without its threads it is slower, not wrong.
-        let pool = (threads > 1)
-            .then(|| {
-                let name = |index| format!("sampler-{index}");
-                rayon::ThreadPoolBuilder::new().num_threads(threads).thread_name(name).build()
-            })
-            .and_then(Result::ok);
+    /// For up to `rows` rows at a time.
+    pub(crate) fn new(rows: usize) -> Self {
         Self {
             scratch: (0..rows).map(|_| Scratch::default()).collect(),
             choices: Vec::with_capacity(rows),
-            pool,
         }
     }
 
-    /// Chooses a token from each of `logits`' rows of `vocabulary` values; the `n`-th as `request(n)` says.
+    /// Chooses a token from each of `logits`' rows of `vocabulary` values; the `n`-th as `request(n)` says. In a
+    /// [`pool`], its threads help.
     pub(crate) fn sample<'a>(
         &mut self,
         logits: &mut [f32],
@@ -95,21 +94,16 @@ impl Sampler {
         let work = |index: usize, row: &mut [f32], scratch: &mut Scratch, choice: &mut Option<Choice>| {
             *choice = choose(row, &request(index), masks, scratch);
         };
-        match &self.pool {
-            Some(pool) if count >= MIN_PARALLEL_ROWS => {
-                let rows = logits.par_chunks_exact_mut(vocabulary);
-                let jobs = rows.zip(&mut self.scratch[..count]).zip(&mut self.choices[..]).enumerate();
-                pool.install(|| {
-                    jobs.for_each(|(index, ((row, scratch), choice))| work(index, row, scratch, choice));
-                });
-            }
-            _ => {
-                let rows = logits.chunks_exact_mut(vocabulary);
-                for (index, ((row, scratch), choice)) in
-                    rows.zip(&mut self.scratch).zip(&mut self.choices).enumerate()
-                {
-                    work(index, row, scratch, choice);
-                }
+        if count >= MIN_PARALLEL_ROWS && rayon::current_thread_index().is_some() {
+            let rows = logits.par_chunks_exact_mut(vocabulary);
+            let jobs = rows.zip(&mut self.scratch[..count]).zip(&mut self.choices[..]).enumerate();
+            jobs.for_each(|(index, ((row, scratch), choice))| work(index, row, scratch, choice));
+        } else {
+            let rows = logits.chunks_exact_mut(vocabulary);
+            for (index, ((row, scratch), choice)) in
+                rows.zip(&mut self.scratch).zip(&mut self.choices).enumerate()
+            {
+                work(index, row, scratch, choice);
             }
         }
         &self.choices

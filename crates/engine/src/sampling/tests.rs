@@ -386,7 +386,7 @@ fn several_threads_choose_what_one_does() {
     let masks = some_masks(vocabulary, random);
     let request =
         |row: usize| Request { seed: 1 + row as u64, ..request(&configs[row], &history[..row * 2]) };
-    let mut serial = Sampler::new(rows, 1);
+    let mut serial = Sampler::new(rows);
     let expected = serial.sample(&mut logits.clone(), vocabulary, request, &masks).to_vec();
     let alone: Vec<_> = (0..rows)
         .map(|row| {
@@ -395,12 +395,13 @@ fn several_threads_choose_what_one_does() {
         })
         .collect();
     assert_eq!(expected, alone);
-    let mut parallel = Sampler::new(rows, 4);
-    assert!(parallel.pool.is_some(), "there are no threads");
-    for _ in 0..20 {
-        assert_eq!(parallel.sample(&mut logits.clone(), vocabulary, request, &masks), expected);
-    }
-    // Fewer rows than it was made for.
-    let few = parallel.sample(&mut logits[..2 * vocabulary].to_vec(), vocabulary, request, &masks).to_vec();
-    assert_eq!(few, expected[..2]);
+    pool(4).expect("there are threads").install(|| {
+        let mut parallel = Sampler::new(rows);
+        for _ in 0..20 {
+            assert_eq!(parallel.sample(&mut logits.clone(), vocabulary, request, &masks), expected);
+        }
+        // Fewer rows than it was made for.
+        let few = parallel.sample(&mut logits[..2 * vocabulary].to_vec(), vocabulary, request, &masks);
+        assert_eq!(few, &expected[..2]);
+    });
 }
