@@ -368,17 +368,25 @@ pub fn argmax(logits: &[f32]) -> Token {
     /// Logits whose maximum is found before one of them is looked for: so the row comes out of the memory once.
     const BLOCK: usize = 128;
     /// A lane a column, so that the compiler can keep them in vector registers.
-    const LANES: usize = 32;
+    const LANES: usize = 16;
+    let higher = |a: f32, b: f32| if b > a { b } else { a };
     let (mut start, mut best) = (0, f32::NEG_INFINITY);
     for (index, block) in logits.chunks(BLOCK).enumerate() {
         let (chunks, rest) = block.as_chunks::<LANES>();
         let mut lanes = [f32::NEG_INFINITY; LANES];
         for chunk in chunks {
             for (lane, &logit) in lanes.iter_mut().zip(chunk) {
-                *lane = if logit > *lane { logit } else { *lane };
+                *lane = higher(*lane, logit);
             }
         }
-        let max = lanes.iter().chain(rest).copied().fold(f32::NEG_INFINITY, f32::max);
+        let mut half = LANES / 2;
+        while half > 0 {
+            for lane in 0..half {
+                lanes[lane] = higher(lanes[lane], lanes[lane + half]);
+            }
+            half /= 2;
+        }
+        let max = rest.iter().copied().fold(lanes[0], higher);
         if max > best {
             (start, best) = (index * BLOCK, max);
         }

@@ -12,7 +12,7 @@ use crate::metrics::{Counters, add};
 use crate::model::Token;
 use crate::protocol::{Command, Reply, Sample, Shared};
 use crate::sampling::{Choice, Mask, Masks, Request, Sampler};
-use crate::scheduler::{Decision, Failure, Limits, Part, Scheduler};
+use crate::scheduler::{Decision, Failure, Limits, Part, Scheduler, Step};
 
 /// Engines of this process that are loaded: they share the processor's cores out.
 pub(crate) static ENGINES: AtomicU32 = AtomicU32::new(0);
@@ -299,13 +299,17 @@ impl<B: Backend> Decoder<B> {
 
     fn finish_step(&mut self, started: Instant) {
         let outputs = self.scheduler.step().outputs.len();
-        if outputs == 0 {
+        let logits = if outputs == 0 {
             self.backend.synchronize();
-        } else if self.backend.logits().len() != outputs * self.setup.vocabulary_size {
+            &mut []
+        } else {
+            self.backend.logits()
+        };
+        if logits.len() != outputs * self.setup.vocabulary_size {
             return self.fail_step(&DecodeFailure::Failed("the device gave no logits".to_owned()));
         }
         let elapsed = started.elapsed();
-        self.count(elapsed);
+        count(&self.setup.counters, self.scheduler.step(), elapsed);
         self.scheduler.commit(elapsed);
         if outputs == 0 {
             return;
@@ -326,7 +330,6 @@ impl<B: Backend> Decoder<B> {
                 logprob: session.logprob,
             }
         };
-        let logits = self.backend.logits();
         self.sampler.sample(logits, self.setup.vocabulary_size, request, &self.setup.masks);
         for output in 0..outputs {
             self.deliver(self.scheduler.step().outputs[output], self.sampler.choices()[output]);
@@ -451,18 +454,16 @@ impl<B: Backend> Decoder<B> {
             }
         }
     }
+}
 
-    fn count(&self, elapsed: Duration) {
-        let counters = &self.setup.counters;
-        let step = self.scheduler.step();
-        let decode_rows = step.parts.iter().filter(|part| !part.prompt).count() as u64;
-        add(&counters.steps, 1);
-        add(&counters.rows, step.rows.len() as u64);
-        add(&counters.decode_steps, u64::from(decode_rows > 0));
-        add(&counters.decode_rows, decode_rows);
-        add(&counters.prompt_rows, step.rows.len() as u64 - decode_rows);
-        add(&counters.step_nanoseconds, elapsed.as_nanos() as u64);
-    }
+fn count(counters: &Counters, step: &Step, elapsed: Duration) {
+    let decode_rows = step.parts.iter().filter(|part| !part.prompt).count() as u64;
+    add(&counters.steps, 1);
+    add(&counters.rows, step.rows.len() as u64);
+    add(&counters.decode_steps, u64::from(decode_rows > 0));
+    add(&counters.decode_rows, decode_rows);
+    add(&counters.prompt_rows, step.rows.len() as u64 - decode_rows);
+    add(&counters.step_nanoseconds, elapsed.as_nanos() as u64);
 }
 
 /// A completion's seed: the configured one, or a random one.

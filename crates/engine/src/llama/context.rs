@@ -95,7 +95,8 @@ impl LlamaContext {
         };
         // SAFETY: the context was just made.
         let memory = unsafe { sys::llama_get_memory(context) };
-        let on_device = model.offloaded() && config.gpu_layers.is_none_or(|layers| layers > model.layer_count());
+        let on_device =
+            model.offloaded() && config.gpu_layers.is_none_or(|layers| layers > model.layer_count());
         // Each step wakes all of its threads, also those that it has no work for.
         let pool = if on_device { None } else { ThreadPool::new(most_threads) };
         if let Some(pool) = &pool {

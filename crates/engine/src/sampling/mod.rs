@@ -73,10 +73,7 @@ pub(crate) struct Sampler {
 impl Sampler {
     /// For up to `rows` rows at a time.
     pub(crate) fn new(rows: usize) -> Self {
-        Self {
-            scratch: (0..rows).map(|_| Scratch::default()).collect(),
-            choices: Vec::with_capacity(rows),
-        }
+        Self { scratch: (0..rows).map(|_| Scratch::default()).collect(), choices: Vec::with_capacity(rows) }
     }
 
     /// Chooses a token from each of `logits`' rows of `vocabulary` values; the `n`-th as `request(n)` says. In a

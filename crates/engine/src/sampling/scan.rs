@@ -2,7 +2,7 @@
 
 /// Logits a block. A block's maximum says whether it is worth a look.
 pub(super) const BLOCK: usize = 128;
-/// Logits that are worked on at once: a multiple of the widest vectors.
+/// Logits that are worked on at once: a multiple of the widest vectors, and a power of two.
 const LANES: usize = 16;
 /// Logits from which on it pays to share a sum with another thread.
 const MIN_SHARED: usize = 65_536;
@@ -18,11 +18,24 @@ fn max_of(block: &[f32]) -> f32 {
     let mut chunks = block.chunks_exact(LANES);
     for chunk in &mut chunks {
         for (lane, &logit) in lanes.iter_mut().zip(chunk) {
-            *lane = if logit > *lane { logit } else { *lane };
+            *lane = higher(*lane, logit);
         }
     }
-    let tail = chunks.remainder().iter().copied().fold(f32::NEG_INFINITY, f32::max);
-    lanes.into_iter().fold(tail, f32::max)
+    // By halves, which are vectors as well: one lane after the other would take longer than the block itself.
+    let mut half = LANES / 2;
+    while half > 0 {
+        for lane in 0..half {
+            lanes[lane] = higher(lanes[lane], lanes[lane + half]);
+        }
+        half /= 2;
+    }
+    chunks.remainder().iter().copied().fold(lanes[0], higher)
+}
+
+/// The higher one; `a` if `b` is NaN.
+#[inline]
+fn higher(a: f32, b: f32) -> f32 {
+    if b > a { b } else { a }
 }
 
 /// Sets a logit to something lower, and keeps its block's maximum right.
