@@ -16,8 +16,9 @@ use crate::{Result, fixtures, setup, sh, test};
 /// Measured runs below which a median says little.
 const ENOUGH_RUNS: usize = 5;
 /// Scenarios whose subject is throughput.
-const THROUGHPUT: [&str; 8] = [
+const THROUGHPUT: [&str; 9] = [
     "b_shared_context_argmax",
+    "b_shared_context_unsampled",
     "b_shared_context",
     "a_two_contexts",
     "a_two_contexts_shared_cores",

@@ -9,8 +9,8 @@ use serde::Serialize;
 
 use crate::error::BenchError;
 
-/// The longest latency that a histogram tells from a longer one: ten minutes.
-const MAX_MICROS: u64 = 600_000_000;
+/// The longest latency that a histogram tells from a longer one, as in the engine's own.
+const MAX_MICROS: u64 = engine::Timings::MAX_MICROS;
 /// Significant decimal digits of a latency.
 const DIGITS: u8 = 3;
 /// Values that a bucket of hdrhistogram tells apart at that many digits: the next power of two after 2 * 10^3.
@@ -54,6 +54,12 @@ impl Latency {
             }
         }
         latency
+    }
+
+    /// What somebody else has recorded, in microseconds.
+    #[must_use]
+    pub fn of(histogram: Histogram<u64>) -> Self {
+        Self(histogram)
     }
 
     /// Takes in another one's records.

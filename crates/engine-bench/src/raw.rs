@@ -274,6 +274,12 @@ impl<'m> Context<'m> {
         Ok(())
     }
 
+    /// Waits for the device.
+    pub fn synchronize(&self) {
+        // SAFETY: the context is alive.
+        unsafe { sys::llama_synchronize(self.handle.as_ptr()) }
+    }
+
     /// The logits of a row of the last batch; -1 is the last one.
     ///
     /// # Panics

@@ -147,8 +147,8 @@ fn variant(scenario: Scenario, settings: &Settings) -> String {
         compare("run-ahead", config.run_ahead.to_string(), usual.run_ahead.to_string());
         let window = |config: &engine::EngineConfig| format!("{:?}", config.straggler_window);
         compare("straggler-window", window(&config), window(&usual));
-        let stretch = |config: &engine::EngineConfig| format!("{:?}", config.prefill_stretch);
-        compare("prefill-stretch", stretch(&config), stretch(&usual));
+        let prefill = |config: &engine::EngineConfig| format!("{:?}", config.prefill_step);
+        compare("prefill-step", prefill(&config), prefill(&usual));
         let threads = |config: &engine::EngineConfig| format!("{:?}", config.sampling_threads);
         compare("sampling-threads", threads(&config), threads(&usual));
         compare("logprobs", sampling.logprobs.to_string(), greedy.logprobs.to_string());

@@ -53,9 +53,9 @@ pub struct Settings {
     /// The engine's wait for stragglers, at most, in µs; default: the engine's.
     #[arg(long, value_name = "MICROS")]
     pub straggler_window: Option<u64>,
-    /// A step with a prompt's chunk over one without, in time; default: the engine's.
-    #[arg(long, value_name = "TIMES")]
-    pub prefill_stretch: Option<f32>,
+    /// What a step with a prompt's chunk should take while others stream, in ms; default: the engine's.
+    #[arg(long, value_name = "MILLIS")]
+    pub prefill_step: Option<u64>,
     /// The engine's threads that choose tokens; default: the engine's.
     #[arg(long, value_name = "N")]
     pub sampling_threads: Option<NonZeroU32>,
@@ -139,7 +139,7 @@ impl Settings {
             long_prompt_tokens: 4096,
             run_ahead: None,
             straggler_window: None,
-            prefill_stretch: None,
+            prefill_step: None,
             sampling_threads: None,
             ignore_eog: false,
             verbose: false,
@@ -172,7 +172,7 @@ impl Settings {
             Layout::PerSequence => KvLayout::PerSequence,
         };
         config.run_ahead = self.run_ahead.unwrap_or(config.run_ahead);
-        config.prefill_stretch = self.prefill_stretch;
+        config.prefill_step = self.prefill_step.map(Duration::from_millis);
         config.sampling_threads = self.sampling_threads;
         config.straggler_window =
             self.straggler_window.map_or(config.straggler_window, Duration::from_micros);

@@ -69,10 +69,11 @@ pub struct EngineConfig {
     /// Commands that may wait for the decoder thread, at least 1. Default 1,024. A sequence puts one in for each token that
     /// its host takes, so one that holds `run_ahead + 4` for each sequence is never full with the handles of this crate.
     pub queue_capacity: u32,
-    /// While somebody streams, a prompt's chunk is sized so that a step with it takes about this many times as long as
-    /// one without, 1.5 to 1,000, or 25 ms where that is more. `None`: 2.5 on a GPU, 6 on a processor, where smaller
-    /// chunks would slow the prompt.
-    pub prefill_stretch: Option<f32>,
+    /// While somebody streams, a prompt's chunk is sized so that a step with it takes about this long, 1 ms to a minute;
+    /// it has 16 tokens at least. `None`: four times a step without a prompt, so that the prompt gets three quarters of
+    /// the time, or 50 ms where a GPU does the model's work, 400 ms elsewhere, if that is more: with less a prompt beside
+    /// others is decoded far more slowly than alone.
+    pub prefill_step: Option<Duration>,
 }
 
 impl Default for EngineConfig {
@@ -95,7 +96,7 @@ impl Default for EngineConfig {
             run_ahead: 4,
             straggler_window: Duration::from_micros(200),
             queue_capacity: 1024,
-            prefill_stretch: None,
+            prefill_step: None,
         }
     }
 }
@@ -144,14 +145,8 @@ impl EngineConfig {
         range("run_ahead", self.run_ahead.into(), 0, MAX_RUN_AHEAD.into())?;
         range("queue_capacity", self.queue_capacity.into(), 1, 1 << 20)?;
         range("straggler_window in µs", self.straggler_window.as_micros() as u64, 0, 1_000_000)?;
-        if let Some(value) = self.prefill_stretch.filter(|stretch| !(1.5..=1000.0).contains(stretch)) {
-            return Err(ConfigError::OutOfRangeFloat {
-                name: "prefill_stretch",
-                value,
-                min: 1.5,
-                max: 1000.0,
-            });
-        }
+        let micros = |duration: Duration| duration.as_micros().try_into().unwrap_or(u64::MAX);
+        range("prefill_step in µs", self.prefill_step.map_or(1000, micros), 1000, 60_000_000)?;
         if self.kv_type_v.is_quantized() && self.flash_attention == FlashAttention::Off {
             return Err(ConfigError::QuantizedValuesWithoutFlashAttention);
         }

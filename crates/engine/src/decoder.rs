@@ -8,7 +8,7 @@ use flume::{Receiver, RecvTimeoutError};
 
 use crate::backend::{Backend, DecodeFailure};
 use crate::error::{DecodeError, PromptError, SampleError, TrimError};
-use crate::metrics::{Counters, add};
+use crate::metrics::{Counters, Timings, add, record};
 use crate::model::Token;
 use crate::protocol::{Command, Reply, Sample, Shared};
 use crate::sampling::{Choice, Mask, Masks, Request, Sampler};
@@ -54,6 +54,7 @@ pub(crate) struct Decoder<B: Backend> {
     /// Replies that wait for the next launch, so that waking hosts costs no device time.
     outbox: Vec<(Arc<Shared>, Reply)>,
     sampler: Sampler,
+    timings: Timings,
     stopping: bool,
 }
 
@@ -89,6 +90,7 @@ impl<B: Backend> Decoder<B> {
             sessions: (0..slots).map(|_| None).collect(),
             outbox: Vec::with_capacity(2 * slots),
             sampler: Sampler::new(slots),
+            timings: Timings::new(),
             stopping: false,
             backend,
             setup,
@@ -161,7 +163,8 @@ impl<B: Backend> Decoder<B> {
                     let _ = reply.send(slot);
                 }
             }
-            Command::Prompt { slot, epoch, tokens, start, word_continuation, logprob } => {
+            Command::Prompt { slot, epoch, tokens, start, word_continuation, logprob, sent } => {
+                record(&mut self.timings.queue_wait, sent.elapsed());
                 if let Some(session) = &mut self.sessions[slot as usize] {
                     session.epoch = epoch;
                     session.seed = completion_seed(session.config.seed);
@@ -170,7 +173,8 @@ impl<B: Backend> Decoder<B> {
                 }
                 self.begin_prompt(slot, tokens, start);
             }
-            Command::Ask { slot, count } => {
+            Command::Ask { slot, count, sent } => {
+                record(&mut self.timings.queue_wait, sent.elapsed());
                 if self.scheduler.ask(slot, count) {
                     self.refuse_without_room(slot);
                 } else {
@@ -195,6 +199,7 @@ impl<B: Backend> Decoder<B> {
                 self.scheduler.destroy(slot);
                 self.sessions[slot as usize] = None;
             }
+            Command::Timings { reply } => drop(reply.send(self.timings.clone())),
             Command::Shutdown => self.stopping = true,
         }
     }
@@ -310,6 +315,7 @@ impl<B: Backend> Decoder<B> {
         }
         let elapsed = started.elapsed();
         count(&self.setup.counters, self.scheduler.step(), elapsed);
+        record(&mut self.timings.step, elapsed);
         self.scheduler.commit(elapsed);
         if outputs == 0 {
             return;

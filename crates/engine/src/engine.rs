@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
+use std::time::Duration;
 
 use flume::Sender;
 
@@ -13,7 +14,7 @@ use crate::decoder::{Decoder, ENGINES, Setup, share_of_cores};
 use crate::error::{CreateSequenceError, GenerateError, LoadError};
 use crate::generate::{GenerateOptions, Generation, Prompt};
 use crate::llama::{LlamaContext, LlamaModel};
-use crate::metrics::{Counters, Metrics};
+use crate::metrics::{Counters, Metrics, Timings};
 use crate::model::{MemoryKind, Model};
 use crate::protocol::Command;
 use crate::sampling::Masks;
@@ -43,11 +44,13 @@ impl fmt::Debug for Engine {
     }
 }
 
-/// A step's wall time with a prompt in it over one without, by default, where the device works beside the processor: a
-/// chunk costs little more than a step there.
-const DEVICE_STRETCH: f32 = 2.5;
-/// The same where the processor does all the work, and small chunks would halve a prompt's speed.
-const PROCESSOR_STRETCH: f32 = 6.0;
+/// A step's wall time with a prompt in it over one without, by default: the prompt gets three quarters of the time.
+const PREFILL_STRETCH: f32 = 4.0;
+/// How long such a step may take in any case where a GPU does the model's work: three frames of a screen. Small chunks cost
+/// nearly as much as large ones there.
+const DEVICE_PREFILL_STEP: Duration = Duration::from_millis(50);
+/// The same on a processor, where llama.cpp's faster attention begins with 64 rows.
+const PROCESSOR_PREFILL_STEP: Duration = Duration::from_millis(400);
 /// Threads that choose tokens by default, at most: the rows come out of one memory.
 const MAX_SAMPLING_THREADS: usize = 8;
 
@@ -166,10 +169,19 @@ impl Engine {
         Generation::start(self, prompt.into(), options)
     }
 
-    /// Counters since the model was loaded.
+    /// Counters since the model was loaded. Never waits.
     #[must_use]
     pub fn metrics(&self) -> Metrics {
         self.counters.snapshot()
+    }
+
+    /// Distributions since the model was loaded. Blocks until the step under way is done. `None`: the decoder thread has
+    /// ended by a panic.
+    #[must_use]
+    pub fn timings(&self) -> Option<Timings> {
+        let (reply, timings) = flume::bounded(1);
+        self.link.commands.send(Command::Timings { reply }).ok()?;
+        timings.recv().ok()
     }
 }
 
@@ -234,7 +246,7 @@ impl Start {
         let config = &self.config;
         let kind = model.memory_kind();
         let rolls_back = kind.rolls_back(config.keeps_sliding_window());
-        let stretch = if model.offloaded() { DEVICE_STRETCH } else { PROCESSOR_STRETCH };
+        let usual_step = if model.offloaded() { DEVICE_PREFILL_STEP } else { PROCESSOR_PREFILL_STEP };
         let vocabulary = Arc::clone(model);
         Setup {
             limits: Limits {
@@ -243,7 +255,8 @@ impl Start {
                 batch: config.batch_size,
                 run_ahead: if rolls_back { config.run_ahead } else { 0 },
                 straggler_window: config.straggler_window,
-                prefill_stretch: config.prefill_stretch.unwrap_or(stretch),
+                prefill_step: config.prefill_step.unwrap_or(usual_step),
+                prefill_stretch: if config.prefill_step.is_some() { 0.0 } else { PREFILL_STRETCH },
             },
             asynchronous: model.offloaded(),
             rolls_back,

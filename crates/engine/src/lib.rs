@@ -51,7 +51,7 @@ pub use error::{
     SampleError, TokenizeError, TrimError,
 };
 pub use generate::{Completion, FinishReason, GenerateOptions, Generation, Outcome, Piece, Prompt, Usage};
-pub use metrics::Metrics;
+pub use metrics::{Metrics, Timings};
 pub use model::{ChatMessage, MemoryKind, Model, Token};
 pub use protocol::Sample;
 pub use sequence::{Canceller, Sequence};

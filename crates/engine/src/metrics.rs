@@ -3,6 +3,8 @@
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
+use hdrhistogram::Histogram;
+
 macro_rules! counters {
     ($($(#[$doc:meta])* $name:ident),+ $(,)?) => {
         /// What the decoder thread has done since the model was loaded.
@@ -67,6 +69,36 @@ impl Metrics {
     pub fn mean_rows(&self) -> f64 {
         if self.decode_steps == 0 { 0.0 } else { self.decode_rows as f64 / self.decode_steps as f64 }
     }
+}
+
+/// How long the decoder thread's work and its hosts' calls have taken since the model was loaded, in microseconds: from 1
+/// to [`Timings::MAX_MICROS`], to three significant digits.
+#[derive(Debug, Clone)]
+#[non_exhaustive]
+pub struct Timings {
+    /// Steps, from the launch of the decode until its logits are there.
+    pub step: Histogram<u64>,
+    /// Prompts, and requests for tokens, from the host's call until the decoder takes them up, which it does before each
+    /// step. A token that was sampled ahead is there already and waits for none of it.
+    pub queue_wait: Histogram<u64>,
+}
+
+impl Timings {
+    /// What is longer counts as this: ten minutes.
+    pub const MAX_MICROS: u64 = 600_000_000;
+
+    pub(crate) fn new() -> Self {
+        let histogram = || {
+            Histogram::new_with_bounds(1, Self::MAX_MICROS, 3)
+                .expect("the bounds are constants that it accepts")
+        };
+        Self { step: histogram(), queue_wait: histogram() }
+    }
+}
+
+/// Records a duration; it never allocates.
+pub(crate) fn record(histogram: &mut Histogram<u64>, duration: Duration) {
+    histogram.saturating_record(duration.as_micros().try_into().unwrap_or(u64::MAX));
 }
 
 /// Adds to a counter that only one thread writes.

@@ -5,11 +5,13 @@
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Instant;
 
 use flume::Sender;
 
 use crate::config::SamplingConfig;
 use crate::error::{PromptError, SampleError, TrimError};
+use crate::metrics::Timings;
 use crate::model::Token;
 
 /// Tokens that a generation asks for at a time.
@@ -29,13 +31,46 @@ pub struct Sample {
 }
 
 pub(crate) enum Command {
-    Create { sampling: SamplingConfig, shared: Arc<Shared>, reply: Sender<u32> },
-    Prompt { slot: u32, epoch: u32, tokens: Vec<Token>, start: u32, word_continuation: bool, logprob: bool },
-    Ask { slot: u32, count: u32 },
-    Trim { slot: u32, epoch: u32, keep: u32, visible: Option<u32> },
-    Logprob { slot: u32, epoch: u32, on: bool, consumed: u32 },
-    Positions { slot: u32 },
-    Destroy { slot: u32 },
+    Create {
+        sampling: SamplingConfig,
+        shared: Arc<Shared>,
+        reply: Sender<u32>,
+    },
+    Prompt {
+        slot: u32,
+        epoch: u32,
+        tokens: Vec<Token>,
+        start: u32,
+        word_continuation: bool,
+        logprob: bool,
+        sent: Instant,
+    },
+    Ask {
+        slot: u32,
+        count: u32,
+        sent: Instant,
+    },
+    Trim {
+        slot: u32,
+        epoch: u32,
+        keep: u32,
+        visible: Option<u32>,
+    },
+    Logprob {
+        slot: u32,
+        epoch: u32,
+        on: bool,
+        consumed: u32,
+    },
+    Positions {
+        slot: u32,
+    },
+    Destroy {
+        slot: u32,
+    },
+    Timings {
+        reply: Sender<Timings>,
+    },
     Shutdown,
 }
 

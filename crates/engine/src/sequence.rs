@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use flume::{Receiver, RecvTimeoutError, Sender, TrySendError};
 
@@ -163,6 +163,7 @@ impl Sequence {
             start,
             word_continuation: self.word_continuation,
             logprob: self.logprob,
+            sent: Instant::now(),
         };
         self.try_send(command).map_err(|error| match error {
             Some(QueueFull) => PromptError::QueueFull { capacity: self.link.queue_capacity },
@@ -212,7 +213,8 @@ impl Sequence {
                 SampleError::NoPrompt
             });
         }
-        self.try_send(Command::Ask { slot: self.slot, count }).map_err(|error| match error {
+        let command = Command::Ask { slot: self.slot, count, sent: Instant::now() };
+        self.try_send(command).map_err(|error| match error {
             Some(QueueFull) => SampleError::QueueFull { capacity: self.link.queue_capacity },
             None => SampleError::Shutdown,
         })

@@ -82,7 +82,7 @@ pub(super) fn run(settings: &Settings) -> Result<Outcome, BenchError> {
             None => outcome.latencies.push((name, latency)),
         }
     }
-    add_metrics(&mut outcome, &engine.metrics().since(&before));
+    add_metrics(&mut outcome, &engine, &before);
     Ok(outcome)
 }
 

@@ -3,6 +3,7 @@
 use engine::{Engine, FinishReason, GenerateOptions, Generation, Prompt, Sequence};
 
 use crate::error::BenchError;
+use crate::latency::Latency;
 use crate::raw::Token;
 use crate::report::Outcome;
 use crate::scenarios::check_samples;
@@ -83,19 +84,21 @@ pub(super) fn threaded(settings: &Settings) -> Result<Outcome, BenchError> {
         .collect::<Result<Vec<_>, _>>()?;
     let before = engine.metrics();
     let mut outcome = drive(&mut hosts, settings.settle_samples() as usize, settings.timed_samples())?;
-    add_metrics(&mut outcome, &engine.metrics().since(&before));
+    add_metrics(&mut outcome, &engine, &before);
     check_samples(&outcome.tokens, settings, |token| engine.model().is_eog(token))?;
     Ok(outcome)
 }
 
-/// What the engine counted, prompts and settling included.
-pub(super) fn add_metrics(outcome: &mut Outcome, metrics: &engine::Metrics) {
-    let steps = metrics.steps.max(1) as f64;
-    outcome.figures.extend([
-        ("mean_rows", metrics.mean_rows()),
-        ("mean_step_ms", 1e3 * metrics.step_time.as_secs_f64() / steps),
-        ("discarded_samples", metrics.discarded as f64),
-    ]);
+/// What the engine counted since `before`, and what it timed since it was loaded, prompts and settling included.
+pub(super) fn add_metrics(outcome: &mut Outcome, engine: &Engine, before: &engine::Metrics) {
+    let metrics = engine.metrics().since(before);
+    outcome
+        .figures
+        .extend([("mean_rows", metrics.mean_rows()), ("discarded_samples", metrics.discarded as f64)]);
+    if let Some(timings) = engine.timings() {
+        outcome.latencies.push(("step", Latency::of(timings.step)));
+        outcome.latencies.push(("queue_wait", Latency::of(timings.queue_wait)));
+    }
 }
 
 struct GenerateHost<'e> {
@@ -134,7 +137,7 @@ pub(super) fn generate(settings: &Settings) -> Result<Outcome, BenchError> {
         .collect();
     let before = engine.metrics();
     let mut outcome = drive(&mut hosts, settle as usize, settings.timed_samples())?;
-    add_metrics(&mut outcome, &engine.metrics().since(&before));
+    add_metrics(&mut outcome, &engine, &before);
     // Pieces are text; there are no tokens to look at, and a generation that ends early has failed its host.
     outcome.tokens.clear();
     Ok(outcome)

@@ -31,6 +31,8 @@ pub enum Scenario {
     SharedContext,
     /// One context, one loop, the arg-max taken straight from the logits: the raw loop.
     SharedContextArgmax,
+    /// One context, one loop, nothing sampled: what `llama-batched-bench` measures, to compare it with.
+    SharedContextUnsampled,
     /// The engine's first design: a decoder thread, one request a call, a fixed window.
     Phase1Loop,
     /// The engine, a host thread a sequence, token by token.
@@ -52,12 +54,13 @@ const KEYSTROKE_ROOM: u32 = 64;
 
 impl Scenario {
     /// All of them.
-    pub const ALL: [Self; 12] = [
+    pub const ALL: [Self; 13] = [
         Self::TwoContexts,
         Self::TwoContextsSharedCores,
         Self::TwoContextsSharedCoresArgmax,
         Self::SharedContext,
         Self::SharedContextArgmax,
+        Self::SharedContextUnsampled,
         Self::Phase1Loop,
         Self::EngineThreaded,
         Self::EngineGenerate,
@@ -79,6 +82,7 @@ impl Scenario {
             Self::TwoContextsSharedCoresArgmax => "a_two_contexts_shared_cores_argmax",
             Self::SharedContext => "b_shared_context",
             Self::SharedContextArgmax => "b_shared_context_argmax",
+            Self::SharedContextUnsampled => "b_shared_context_unsampled",
             Self::Phase1Loop => "p_phase1_loop",
             Self::EngineThreaded => "c_engine_threaded",
             Self::EngineGenerate => "d_engine_generate",
@@ -145,6 +149,7 @@ impl Scenario {
             }
             Self::SharedContext => shared::run(models.raw(settings)?, settings, Selection::Chain),
             Self::SharedContextArgmax => shared::run(models.raw(settings)?, settings, Selection::Argmax),
+            Self::SharedContextUnsampled => shared::run(models.raw(settings)?, settings, Selection::Nothing),
             Self::Phase1Loop => phase1::run(models.raw(settings)?, settings),
             Self::EngineThreaded => engine_hosts::threaded(settings),
             Self::EngineGenerate => engine_hosts::generate(settings),
@@ -194,19 +199,26 @@ enum Selection {
     Chain,
     /// The arg-max, straight from the logits.
     Argmax,
+    /// They are all the same one, and the logits are not looked at.
+    Nothing,
 }
 
 /// A [`Selection`] at work, one a sequence.
 enum Selector {
     Chain(Sampler),
     Argmax,
+    Nothing,
 }
+
+/// What is decoded where nothing is sampled: any token will do, and each vocabulary has this one.
+const ANY_TOKEN: Token = 0;
 
 impl Selector {
     fn new(selection: Selection, model: &Model, settings: &Settings) -> Self {
         match selection {
             Selection::Chain => Self::Chain(Sampler::new(model, &settings.sampling)),
             Selection::Argmax => Self::Argmax,
+            Selection::Nothing => Self::Nothing,
         }
     }
 
@@ -214,6 +226,10 @@ impl Selector {
         match self {
             Self::Chain(sampler) => sampler.sample(context, row),
             Self::Argmax => argmax(context.logits(row)),
+            Self::Nothing => {
+                context.synchronize();
+                ANY_TOKEN
+            }
         }
     }
 }

@@ -27,7 +27,9 @@ pub(crate) struct Limits {
     pub(crate) run_ahead: u32,
     /// The wait for stragglers before a step has been measured; 0: never wait.
     pub(crate) straggler_window: Duration,
-    /// A step with a prompt's chunk takes about this many times one without.
+    /// A step with a prompt's chunk beside others should take this long, or
+    pub(crate) prefill_step: Duration,
+    /// this many times one without, if that is longer.
     pub(crate) prefill_stretch: f32,
 }
 

@@ -8,9 +8,6 @@ use super::Limits;
 const FIRST_ROWS: u32 = 64;
 /// The least rows that prompts get beside others.
 const MIN_CHUNK: u32 = 16;
-/// How long a step with a prompt in it may take in any case, in seconds: nobody sees that others pause for as long, and
-/// below it a fast device would spend its time on launching small chunks.
-const ALWAYS_ALLOWED: f32 = 0.025;
 /// How long a step with nothing but prompts should take at most: a sequence that comes meanwhile waits for it.
 const LONGEST_CHUNK: f32 = 0.2;
 /// A step this much longer than it should be makes the next chunk smaller.
@@ -27,7 +24,8 @@ const STRAGGLER_MAX: u32 = 10;
 #[derive(Debug)]
 pub(super) struct Pace {
     batch: u32,
-    stretch: f32,
+    prefill_step: f32,
+    prefill_stretch: f32,
     straggler_window: Duration,
     /// Mean seconds of a step with decode rows only.
     decode_step: Option<f32>,
@@ -42,7 +40,8 @@ impl Pace {
     pub(super) fn new(limits: &Limits) -> Self {
         Self {
             batch: limits.batch,
-            stretch: limits.prefill_stretch,
+            prefill_step: limits.prefill_step.as_secs_f32(),
+            prefill_stretch: limits.prefill_stretch,
             straggler_window: limits.straggler_window,
             decode_step: None,
             prompt_row: None,
@@ -87,7 +86,7 @@ impl Pace {
 
     fn adapt(&mut self, seconds: f32) {
         let Some(step) = self.decode_step else { return };
-        let ratio = seconds / (self.stretch * step).max(ALWAYS_ALLOWED);
+        let ratio = seconds / (self.prefill_stretch * step).max(self.prefill_step);
         // 24 becomes 32, 32 becomes 48.
         let larger = size_below(self.mixed_rows * 3 / 2);
         self.mixed_rows = if ratio > TOO_LONG {

@@ -67,7 +67,8 @@ impl Simulation {
             batch: max_sequences + random.below(40),
             run_ahead: if random.once_in(2) { 0 } else { random.below(10) },
             straggler_window: Duration::from_micros(random.below(300).into()),
-            prefill_stretch: 1.5 + 8.0 * random.unit(),
+            prefill_step: Duration::from_millis(random.below(100).into()),
+            prefill_stretch: 8.0 * random.unit(),
         };
         let failures = [0, 3, 20][random.below(3) as usize];
         Self {

@@ -11,6 +11,7 @@ fn limits() -> Limits {
         batch: 32,
         run_ahead: 0,
         straggler_window: Duration::ZERO,
+        prefill_step: Duration::from_millis(25),
         prefill_stretch: 2.0,
     }
 }

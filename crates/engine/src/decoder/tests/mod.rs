@@ -77,6 +77,7 @@ impl Rig {
                 batch: options.batch,
                 run_ahead: if options.rolls_back { options.run_ahead } else { 0 },
                 straggler_window: Duration::from_micros(50),
+                prefill_step: Duration::from_millis(25),
                 prefill_stretch: 3.0,
             },
             asynchronous: options.asynchronous,
