@@ -31,9 +31,9 @@ pub(super) struct Pace {
     decode_step: Option<f32>,
     /// Mean seconds a row, in steps with prompts only.
     prompt_row: Option<f32>,
-    /// Rows of a step with a prompt beside others. It changes by large steps and seldom: a step with as many rows as the
-    /// last reuses llama.cpp's graph.
-    mixed_rows: u32,
+    /// Rows of a step with a prompt beside others, once one was measured. They change by large steps and seldom: a step
+    /// with as many rows as the last reuses llama.cpp's graph.
+    mixed_rows: Option<u32>,
 }
 
 impl Pace {
@@ -45,7 +45,7 @@ impl Pace {
             straggler_window: limits.straggler_window,
             decode_step: None,
             prompt_row: None,
-            mixed_rows: FIRST_ROWS,
+            mixed_rows: None,
         }
     }
 
@@ -55,8 +55,25 @@ impl Pace {
         let alone =
             self.prompt_row.map_or(room, |row| size_below((LONGEST_CHUNK / row) as u32).max(FIRST_ROWS));
         let beside =
-            if decode_rows > 0 { self.mixed_rows.saturating_sub(decode_rows).max(MIN_CHUNK) } else { room };
+            if decode_rows > 0 { self.mixed_rows().saturating_sub(decode_rows).max(MIN_CHUNK) } else { room };
         alone.min(beside).min(room)
+    }
+
+    /// Rows of a step with a prompt beside others. Before one was measured, as many as a prompt alone would fill the time
+    /// with: to grow from a few rows would take a good part of a prompt.
+    fn mixed_rows(&self) -> u32 {
+        self.mixed_rows.unwrap_or_else(|| {
+            self.prompt_row.map_or(FIRST_ROWS, |row| self.sized((self.mixed_seconds() / row) as u32))
+        })
+    }
+
+    /// Seconds that a step with a prompt beside others should take.
+    fn mixed_seconds(&self) -> f32 {
+        (self.prefill_stretch * self.decode_step.unwrap_or(0.0)).max(self.prefill_step)
+    }
+
+    fn sized(&self, rows: u32) -> u32 {
+        size_below(rows).clamp(MIN_CHUNK, self.batch.max(MIN_CHUNK))
     }
 
     pub(super) fn straggler_window(&self) -> Duration {
@@ -85,18 +102,16 @@ impl Pace {
     }
 
     fn adapt(&mut self, seconds: f32) {
-        let Some(step) = self.decode_step else { return };
-        let ratio = seconds / (self.prefill_stretch * step).max(self.prefill_step);
-        // 24 becomes 32, 32 becomes 48.
-        let larger = size_below(self.mixed_rows * 3 / 2);
-        self.mixed_rows = if ratio > TOO_LONG {
-            size_below(self.mixed_rows - 1)
+        let rows = self.mixed_rows();
+        let ratio = seconds / self.mixed_seconds();
+        self.mixed_rows = Some(if ratio > TOO_LONG {
+            self.sized(rows - 1)
         } else if ratio < TOO_SHORT {
-            larger
+            // 24 becomes 32, 32 becomes 48.
+            self.sized(rows * 3 / 2)
         } else {
-            self.mixed_rows
-        }
-        .clamp(MIN_CHUNK, self.batch.max(MIN_CHUNK));
+            rows
+        });
     }
 }
 

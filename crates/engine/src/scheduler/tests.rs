@@ -194,6 +194,25 @@ fn a_chunk_beside_others_follows_the_measured_time() {
 }
 
 #[test]
+fn the_first_chunk_beside_others_follows_from_a_prompt_alone() {
+    let first = |row: Duration| {
+        let limits = Limits { max_sequences: 2, batch: 512, window: 100_000, ..limits() };
+        let mut scheduler = with_sequences(limits);
+        scheduler.prompt(0, vec![1; 100]);
+        assert_eq!(planned(&mut scheduler), [(0, 0, 100)]);
+        commit(&mut scheduler, row * 100);
+        assert!(scheduler.ask(0, 3));
+        assert_eq!(planned(&mut scheduler), [(0, 100, 1)]);
+        commit(&mut scheduler, STEP);
+        scheduler.prompt(1, vec![1; 50_000]);
+        planned(&mut scheduler)[1].2
+    };
+    assert_eq!(first(Duration::from_micros(10)), 511, "a batch");
+    assert_eq!(first(Duration::from_micros(100)), 191, "25 ms are 250 rows");
+    assert_eq!(first(Duration::from_millis(10)), 16, "the least");
+}
+
+#[test]
 fn a_prompt_alone_takes_no_longer_than_somebody_may_wait() {
     let limits = Limits { max_sequences: 2, batch: 512, window: 100_000, ..limits() };
     let mut scheduler = with_sequences(limits);
