@@ -274,6 +274,12 @@ impl<'m> Context<'m> {
         Ok(())
     }
 
+    /// Tokens in the vocabulary of its model.
+    #[must_use]
+    pub fn vocabulary_size(&self) -> usize {
+        self.model.vocabulary_size()
+    }
+
     /// Waits for the device.
     pub fn synchronize(&self) {
         // SAFETY: the context is alive.

@@ -160,11 +160,13 @@ fn variant(scenario: Scenario, settings: &Settings) -> String {
             default.long_prompt_tokens.to_string(),
         );
     }
-    compare("temperature", sampling.temperature.to_string(), greedy.temperature.to_string());
-    compare("top-k", sampling.top_k.to_string(), greedy.top_k.to_string());
-    compare("top-p", sampling.top_p.to_string(), greedy.top_p.to_string());
-    compare("min-p", sampling.min_p.to_string(), greedy.min_p.to_string());
-    compare("penalty", sampling.repetition_penalty.to_string(), greedy.repetition_penalty.to_string());
+    if scenario.samples() {
+        compare("temperature", sampling.temperature.to_string(), greedy.temperature.to_string());
+        compare("top-k", sampling.top_k.to_string(), greedy.top_k.to_string());
+        compare("top-p", sampling.top_p.to_string(), greedy.top_p.to_string());
+        compare("min-p", sampling.min_p.to_string(), greedy.min_p.to_string());
+        compare("penalty", sampling.repetition_penalty.to_string(), greedy.repetition_penalty.to_string());
+    }
     changed.join(", ")
 }
 
@@ -220,6 +222,8 @@ mod tests {
         let (scenario, machine) = (Scenario::SharedContext, Machine::this());
         let outcome = Outcome { elapsed: Duration::from_secs(2), samples: 796, ..Outcome::default() };
         let line = Report::new(scenario, &scenario.settings(&settings), 1, &outcome, &machine).to_string();
+        let raw = Report::new(Scenario::RAW_LOOP, &settings, 1, &outcome, &machine);
+        assert_eq!(raw.variant, "", "it takes the arg-max at any temperature");
         let members = "{\"scenario\":\"b_shared_context\",\"num_sequences\":4,\"prompt_tokens\":256,\
             \"sample_tokens\":200,\"elapsed_seconds\":2.0,\"total_tokens_sampled\":796,\
             \"aggregate_tokens_per_second\":398.0,\"per_sequence_tokens_per_second\":99.5,\

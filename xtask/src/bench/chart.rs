@@ -59,10 +59,11 @@ impl Chart {
         let mut svg = String::new();
         self.frame(&mut svg, &axis);
         let mut colours = COLOURS.iter().cycle();
-        for (index, series) in self.series.iter().enumerate() {
+        let mut line = 0;
+        for series in &self.series {
             let colour = if series.ceiling { "#111111" } else { colours.next().unwrap_or(&"#000000") };
             self.draw(&mut svg, series, colour, &axis);
-            legend(&mut svg, index, series, colour);
+            line += legend(&mut svg, line, series, colour);
         }
         svg.push_str("</svg>\n");
         Some(svg)
@@ -135,15 +136,36 @@ impl Chart {
 const INK: &str = "#222222";
 const PAPER: &str = "#ffffff";
 const MIDDLE: &str = r#"text-anchor="middle""#;
+/// Heights and characters of a line of the legend.
+const LEGEND_LINE: f64 = 18.0;
+const LEGEND_WIDTH: usize = 38;
 
-fn legend(svg: &mut String, index: usize, series: &Series, colour: &str) {
-    let (x, y) = (WIDTH - RIGHT + 20.0, TOP + 12.0 + 22.0 * index as f64);
+/// Writes a series' name from a line of the legend on, and returns the lines that it takes.
+fn legend(svg: &mut String, line: usize, series: &Series, colour: &str) -> usize {
+    let (x, y) = (WIDTH - RIGHT + 20.0, TOP + 12.0 + LEGEND_LINE * line as f64);
     let dash = if series.ceiling { r#" stroke-dasharray="7 4""# } else { "" };
     let _ = writeln!(svg, r#"<path d="M{x} {y}h26" stroke="{colour}" stroke-width="2"{dash}/>"#);
     if !series.ceiling {
         let _ = writeln!(svg, r#"<circle cx="{}" cy="{y}" r="3.5" fill="{colour}"/>"#, x + 13.0);
     }
-    text(svg, x + 34.0, y + 4.5, r#"font-size="12""#, &series.name);
+    let lines = wrapped(&series.name);
+    for (index, part) in lines.iter().enumerate() {
+        text(svg, x + 34.0, y + 4.5 + LEGEND_LINE * index as f64, r#"font-size="12""#, part);
+    }
+    lines.len()
+}
+
+/// A name in lines that the legend has room for, broken after its words.
+fn wrapped(name: &str) -> Vec<String> {
+    let mut lines = vec![String::new()];
+    for word in name.split_inclusive(' ') {
+        let line = lines.len() - 1;
+        if !lines[line].is_empty() && lines[line].len() + word.trim_end().len() > LEGEND_WIDTH {
+            lines.push(String::new());
+        }
+        lines.last_mut().expect("there is one from the beginning").push_str(word);
+    }
+    lines
 }
 
 fn text(svg: &mut String, x: f64, y: f64, attributes: &str, text: &str) {
@@ -221,6 +243,14 @@ mod tests {
         assert_eq!(number(1000.0), "1,000");
         assert_eq!(number(2.5), "2.5");
         assert_eq!(number(0.0), "0");
+    }
+
+    #[test]
+    fn long_names_are_broken_between_words() {
+        assert_eq!(wrapped("c_engine_threaded"), ["c_engine_threaded"]);
+        let lines = wrapped("c_engine_threaded (logprobs true, temperature 0.7, penalty 1.1)");
+        assert_eq!(lines, ["c_engine_threaded (logprobs true, ", "temperature 0.7, penalty 1.1)"]);
+        assert_eq!(wrapped(&"x".repeat(60)), ["x".repeat(60)], "a word is never broken");
     }
 
     #[test]

@@ -124,6 +124,13 @@ impl Scenario {
             || self.has_long_prompt()
     }
 
+    /// Whether it chooses tokens by [`Settings::sampling`].
+    #[must_use]
+    pub fn samples(self) -> bool {
+        use Scenario::{SharedContextArgmax, SharedContextUnsampled, TwoContextsSharedCoresArgmax};
+        !matches!(self, SharedContextArgmax | SharedContextUnsampled | TwoContextsSharedCoresArgmax)
+    }
+
     /// Whether it decodes [`Settings::long_prompt_tokens`].
     #[must_use]
     pub fn has_long_prompt(self) -> bool {
@@ -199,7 +206,7 @@ enum Selection {
     Chain,
     /// The arg-max, straight from the logits.
     Argmax,
-    /// They are all the same one, and the logits are not looked at.
+    /// Any, and the logits are not looked at.
     Nothing,
 }
 
@@ -207,18 +214,16 @@ enum Selection {
 enum Selector {
     Chain(Sampler),
     Argmax,
-    Nothing,
+    /// The state of a generator of random numbers. One token again and again would have its embedding in the cache.
+    Nothing(u32),
 }
-
-/// What is decoded where nothing is sampled: any token will do, and each vocabulary has this one.
-const ANY_TOKEN: Token = 0;
 
 impl Selector {
     fn new(selection: Selection, model: &Model, settings: &Settings) -> Self {
         match selection {
             Selection::Chain => Self::Chain(Sampler::new(model, &settings.sampling)),
             Selection::Argmax => Self::Argmax,
-            Selection::Nothing => Self::Nothing,
+            Selection::Nothing => Self::Nothing(1),
         }
     }
 
@@ -226,9 +231,13 @@ impl Selector {
         match self {
             Self::Chain(sampler) => sampler.sample(context, row),
             Self::Argmax => argmax(context.logits(row)),
-            Self::Nothing => {
+            Self::Nothing(state) => {
                 context.synchronize();
-                ANY_TOKEN
+                // xorshift32 (Marsaglia, 2003).
+                *state ^= *state << 13;
+                *state ^= *state >> 17;
+                *state ^= *state << 5;
+                (*state as usize % context.vocabulary_size()) as Token
             }
         }
     }
