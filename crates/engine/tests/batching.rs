@@ -57,6 +57,21 @@ fn four_threads_fill_the_steps() {
 }
 
 #[test]
+fn every_step_and_every_call_is_timed() {
+    let engine = full().load(|_| {});
+    let mut sequence = sequence(&engine, greedy());
+    sequence.decode_prompt(&prompt(&engine, 0), 0).expect("the prompt is decoded");
+    take(&mut sequence, 5);
+    // Nothing is sampled ahead any more when the decoder has heard of it.
+    drop(sequence);
+    let timings = engine.timings().expect("the decoder is alive");
+    assert_eq!(timings.queue_wait.len(), 6, "a prompt and five requests");
+    assert_eq!(timings.step.len(), engine.metrics().steps);
+    let limits = 1..=engine::Timings::MAX_MICROS;
+    assert!(limits.contains(&timings.step.max()) && timings.step.min() <= timings.step.max());
+}
+
+#[test]
 fn one_thread_has_a_row_a_step_and_waits_for_nobody() {
     const COUNT: usize = 100;
     for run_ahead in [0, 4] {
