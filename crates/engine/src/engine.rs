@@ -16,7 +16,7 @@ use crate::generate::{GenerateOptions, Generation, Prompt};
 use crate::llama::{LlamaContext, LlamaModel};
 use crate::metrics::{Counters, Metrics, Timings};
 use crate::model::{MemoryKind, Model};
-use crate::protocol::Command;
+use crate::protocol::{Command, answer};
 use crate::sampling::Masks;
 use crate::scheduler::Limits;
 use crate::sequence::{Link, Sequence};
@@ -181,7 +181,7 @@ impl Engine {
     pub fn timings(&self) -> Option<Timings> {
         let (reply, timings) = flume::bounded(1);
         self.link.commands.send(Command::Timings { reply }).ok()?;
-        timings.recv().ok()
+        answer(&timings, &self.link.commands).ok()
     }
 }
 

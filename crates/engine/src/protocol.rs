@@ -5,9 +5,9 @@
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
-use flume::Sender;
+use flume::{Receiver, RecvTimeoutError, Sender};
 
 use crate::config::SamplingConfig;
 use crate::error::{PromptError, SampleError, TrimError};
@@ -72,6 +72,30 @@ pub(crate) enum Command {
         reply: Sender<Timings>,
     },
     Shutdown,
+}
+
+/// How long is waited for an answer before it is looked whether the decoder is still there.
+const ANSWER_POLL: Duration = Duration::from_millis(50);
+
+/// Why a command has no answer.
+pub(crate) enum Unanswered {
+    /// The decoder has ended.
+    Shutdown,
+    /// It has let go of the reply.
+    Refused,
+}
+
+/// Waits for the answer to a command that was sent.
+pub(crate) fn answer<T>(answers: &Receiver<T>, commands: &Sender<Command>) -> Result<T, Unanswered> {
+    loop {
+        match answers.recv_timeout(ANSWER_POLL) {
+            Ok(answer) => return Ok(answer),
+            // A command that was still in the queue when the decoder ended is never answered.
+            Err(_) if commands.is_disconnected() => return Err(Unanswered::Shutdown),
+            Err(RecvTimeoutError::Timeout) => {}
+            Err(RecvTimeoutError::Disconnected) => return Err(Unanswered::Refused),
+        }
+    }
 }
 
 #[derive(Debug)]

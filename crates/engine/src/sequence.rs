@@ -4,14 +4,14 @@ use std::collections::VecDeque;
 use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
-use flume::{Receiver, RecvTimeoutError, Sender, TrySendError};
+use flume::{Receiver, Sender, TrySendError};
 
 use crate::config::{MAX_RUN_AHEAD, SamplingConfig};
 use crate::error::{CreateSequenceError, PromptError, SampleError, TrimError};
 use crate::model::Token;
-use crate::protocol::{ASK_AHEAD, Command, Reply, Sample, Shared};
+use crate::protocol::{ASK_AHEAD, Command, Reply, Sample, Shared, Unanswered, answer};
 
 /// Replies that a sequence's channel holds: what can be sampled before the host takes it, in this epoch and the last,
 /// and the answers to its operations.
@@ -75,9 +75,6 @@ pub(crate) struct Link {
     pub(crate) rolls_back: bool,
 }
 
-/// How long a host waits for a slot before it looks whether the decoder is still there.
-const CREATE_POLL: Duration = Duration::from_millis(50);
-
 impl Sequence {
     pub(crate) fn create(sampling: SamplingConfig, link: Link) -> Result<Self, CreateSequenceError> {
         sampling.validate()?;
@@ -89,17 +86,10 @@ impl Sequence {
             TrySendError::Full(_) => CreateSequenceError::QueueFull { capacity: link.queue_capacity },
             TrySendError::Disconnected(_) => CreateSequenceError::Shutdown,
         })?;
-        let slot = loop {
-            match created.recv_timeout(CREATE_POLL) {
-                Ok(slot) => break slot,
-                // A command that was still in the queue when the decoder ended is never answered.
-                Err(_) if link.commands.is_disconnected() => return Err(CreateSequenceError::Shutdown),
-                Err(RecvTimeoutError::Timeout) => {}
-                Err(RecvTimeoutError::Disconnected) => {
-                    return Err(CreateSequenceError::NoFreeSlot { max_sequences: link.max_sequences });
-                }
-            }
-        };
+        let slot = answer(&created, &link.commands).map_err(|unanswered| match unanswered {
+            Unanswered::Shutdown => CreateSequenceError::Shutdown,
+            Unanswered::Refused => CreateSequenceError::NoFreeSlot { max_sequences: link.max_sequences },
+        })?;
         Ok(Self {
             id: NEXT_ID.fetch_add(1, Ordering::Relaxed),
             slot,
