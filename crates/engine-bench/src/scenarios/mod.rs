@@ -219,11 +219,11 @@ enum Selector {
 }
 
 impl Selector {
-    fn new(selection: Selection, model: &Model, settings: &Settings) -> Self {
+    fn new(selection: Selection, model: &Model, settings: &Settings, sequence: u32) -> Self {
         match selection {
             Selection::Chain => Self::Chain(Sampler::new(model, &settings.sampling)),
             Selection::Argmax => Self::Argmax,
-            Selection::Nothing => Self::Nothing(1),
+            Selection::Nothing => Self::Nothing(sequence + 1),
         }
     }
 
@@ -232,7 +232,6 @@ impl Selector {
             Self::Chain(sampler) => sampler.sample(context, row),
             Self::Argmax => argmax(context.logits(row)),
             Self::Nothing(state) => {
-                context.synchronize();
                 // xorshift32 (Marsaglia, 2003).
                 *state ^= *state << 13;
                 *state ^= *state >> 17;

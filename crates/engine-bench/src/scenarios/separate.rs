@@ -23,9 +23,9 @@ pub(super) fn run(
     let prompt = Settings::prompt(settings.prompt_tokens, |text| model.tokenize(text))?;
     let shape = ContextShape { n_ctx: settings.ctx_size, n_seq_max: 1, threads, kv_unified: false };
     let mut hosts = Vec::new();
-    for _ in 0..settings.num_sequences {
+    for sequence in 0..settings.num_sequences {
         let mut context = Context::new(model, settings, shape)?;
-        let mut selector = Selector::new(selection, model, settings);
+        let mut selector = Selector::new(selection, model, settings, sequence);
         // One after the other: the prompt is not timed, and side by side the contexts only stand in each other's way.
         context.decode_prompt(0, &prompt)?;
         let last = selector.select(&context, -1);
