@@ -149,6 +149,8 @@ fn variant(scenario: Scenario, settings: &Settings) -> String {
         compare("straggler-window", window(&config), window(&usual));
         let prefill = |config: &engine::EngineConfig| format!("{:?}", config.prefill_step);
         compare("prefill-step", prefill(&config), prefill(&usual));
+        let context = |config: &engine::EngineConfig| format!("{:?}", config.prefill_context);
+        compare("prefill-context", context(&config), context(&usual));
         let threads = |config: &engine::EngineConfig| format!("{:?}", config.sampling_threads);
         compare("sampling-threads", threads(&config), threads(&usual));
         compare("logprobs", sampling.logprobs.to_string(), greedy.logprobs.to_string());

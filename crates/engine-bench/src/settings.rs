@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::{Args, ValueEnum};
-use engine::{EngineConfig, FlashAttention, KvLayout, SamplingConfig};
+use engine::{EngineConfig, FlashAttention, KvLayout, PrefillContext, SamplingConfig};
 
 use crate::error::BenchError;
 
@@ -56,6 +56,9 @@ pub struct Settings {
     /// What a step with a prompt's chunk should take while others stream, in ms; default: the engine's.
     #[arg(long, value_name = "MILLIS")]
     pub prefill_step: Option<u64>,
+    /// Where the engine decodes a long prompt while others stream.
+    #[arg(long, value_enum, default_value_t, value_name = "CONTEXT")]
+    pub prefill_context: Prefill,
     /// The engine's threads that choose tokens; default: the engine's.
     #[arg(long, value_name = "N")]
     pub sampling_threads: Option<NonZeroU32>,
@@ -122,6 +125,18 @@ pub enum Layout {
     PerSequence,
 }
 
+/// Where the engine decodes a long prompt while others stream.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, ValueEnum)]
+pub enum Prefill {
+    /// As the engine chooses for the device.
+    #[default]
+    Auto,
+    /// In the steps of those who stream.
+    Shared,
+    /// In a context of its own.
+    Separate,
+}
+
 impl Settings {
     /// The command line's defaults.
     #[must_use]
@@ -140,6 +155,7 @@ impl Settings {
             run_ahead: None,
             straggler_window: None,
             prefill_step: None,
+            prefill_context: Prefill::Auto,
             sampling_threads: None,
             ignore_eog: false,
             verbose: false,
@@ -173,6 +189,11 @@ impl Settings {
         };
         config.run_ahead = self.run_ahead.unwrap_or(config.run_ahead);
         config.prefill_step = self.prefill_step.map(Duration::from_millis);
+        config.prefill_context = match self.prefill_context {
+            Prefill::Auto => PrefillContext::Auto,
+            Prefill::Shared => PrefillContext::Shared,
+            Prefill::Separate => PrefillContext::Separate,
+        };
         config.sampling_threads = self.sampling_threads;
         config.straggler_window =
             self.straggler_window.map_or(config.straggler_window, Duration::from_micros);

@@ -46,6 +46,14 @@ pub(crate) trait Backend {
     /// Forgets a slot's positions from `from` on. `false`: it cannot, and nothing has changed.
     fn remove(&mut self, slot: u32, from: u32) -> bool;
 
+    /// All that the memory holds of a slot, in a form that [`Backend::load`] of another context of the same model takes.
+    /// `None`: it cannot.
+    fn save(&mut self, slot: u32) -> Option<Vec<u8>>;
+
+    /// Puts what was saved into a slot, in place of what that held. `false`: it cannot; what the slot holds then, if
+    /// anything, says [`Backend::positions`].
+    fn load(&mut self, slot: u32, state: &[u8]) -> bool;
+
     /// Sets the CPU threads for the next decodes.
     fn set_threads(&mut self, threads: u32);
 }

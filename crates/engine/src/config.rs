@@ -74,6 +74,8 @@ pub struct EngineConfig {
     /// the time, or 50 ms where a GPU does the model's work, 400 ms elsewhere, if that is more: with less a prompt beside
     /// others is decoded far more slowly than alone.
     pub prefill_step: Option<Duration>,
+    /// Where a long prompt is decoded while somebody streams. Default [`PrefillContext::Auto`].
+    pub prefill_context: PrefillContext,
 }
 
 impl Default for EngineConfig {
@@ -97,6 +99,7 @@ impl Default for EngineConfig {
             straggler_window: Duration::from_micros(200),
             queue_capacity: 1024,
             prefill_step: None,
+            prefill_context: PrefillContext::Auto,
         }
     }
 }
@@ -167,12 +170,31 @@ pub enum SplitMode {
     Row,
 }
 
+/// Where a prompt that takes more than one step is decoded while another sequence streams.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[non_exhaustive]
+pub enum PrefillContext {
+    /// [`PrefillContext::Separate`] where the processor does the model's work with four threads or more, else
+    /// [`PrefillContext::Shared`].
+    #[default]
+    Auto,
+    /// In the steps of those who stream, a chunk of it in each, which makes these steps longer: see
+    /// [`EngineConfig::prefill_step`].
+    Shared,
+    /// In a second llama.cpp context, on a thread of its own with three quarters of the CPU threads; then its keys and values
+    /// are copied. Streams go on at nearly their own speed. It takes the memory of one more sequence, from the first such
+    /// prompt on, and as much again while it copies. One prompt at a time; further ones are decoded as with
+    /// [`PrefillContext::Shared`], and so are all with a model that has more than full attention
+    /// ([`MemoryKind::Full`]), or if the second context cannot be made.
+    Separate,
+}
+
 /// How the KV cells of the sequences are laid out.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 #[non_exhaustive]
 pub enum KvLayout {
-    /// [`KvLayout::Unified`] for up to four sequences, [`KvLayout::PerSequence`] for more and for sliding windows. See ARCHITECTURE.md for the
-    /// measurements behind it.
+    /// [`KvLayout::Unified`] for up to 16 sequences, [`KvLayout::PerSequence`] for more and for sliding windows. See
+    /// ARCHITECTURE.md for the measurements behind it.
     #[default]
     Auto,
     /// A buffer a sequence. Attention looks at a sequence's own cells only; a step is one ubatch only if its sequences

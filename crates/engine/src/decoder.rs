@@ -10,6 +10,7 @@ use crate::backend::{Backend, DecodeFailure};
 use crate::error::{DecodeError, PromptError, SampleError, TrimError};
 use crate::metrics::{Counters, Timings, add, record};
 use crate::model::Token;
+use crate::prefill::{Job, Prefilled, Prefiller};
 use crate::protocol::{Command, Reply, Sample, Shared};
 use crate::sampling::{Choice, Mask, Masks, Request, Sampler};
 use crate::scheduler::{Decision, Failure, Limits, Part, Scheduler, Step};
@@ -51,11 +52,21 @@ pub(crate) struct Decoder<B: Backend> {
     scheduler: Scheduler,
     sessions: Vec<Option<Session>>,
     commands: Receiver<Command>,
+    /// Where long prompts are decoded while others stream.
+    prefiller: Option<Prefiller>,
+    /// The job that it has.
+    lent: Option<Lent>,
     /// Replies that wait for the next launch, so that waking hosts costs no device time.
     outbox: Vec<(Arc<Shared>, Reply)>,
     sampler: Sampler,
     timings: Timings,
     stopping: bool,
+}
+
+/// A prompt that is decoded elsewhere.
+struct Lent {
+    slot: u32,
+    unwanted: Arc<AtomicBool>,
 }
 
 /// A live sequence.
@@ -83,7 +94,12 @@ impl<B: Backend> Drop for Decoder<B> {
 }
 
 impl<B: Backend> Decoder<B> {
-    pub(crate) fn new(backend: B, setup: Setup, commands: Receiver<Command>) -> Self {
+    pub(crate) fn new(
+        backend: B,
+        setup: Setup,
+        commands: Receiver<Command>,
+        prefiller: Option<Prefiller>,
+    ) -> Self {
         let slots = setup.limits.max_sequences as usize;
         Self {
             scheduler: Scheduler::new(setup.limits.clone()),
@@ -92,9 +108,11 @@ impl<B: Backend> Decoder<B> {
             sampler: Sampler::new(slots),
             timings: Timings::new(),
             stopping: false,
+            lent: None,
             backend,
             setup,
             commands,
+            prefiller,
         }
     }
 
@@ -121,6 +139,7 @@ impl<B: Backend> Decoder<B> {
             if self.stopping {
                 break;
             }
+            self.lend();
             let waited = waiting_since.map_or(Duration::ZERO, |since| since.elapsed());
             let received = match self.scheduler.plan(waited) {
                 Decision::Run => {
@@ -136,6 +155,9 @@ impl<B: Backend> Decoder<B> {
                 Decision::Idle => {
                     waiting_since = None;
                     self.flush();
+                    if let Some(prefiller) = &self.prefiller {
+                        prefiller.set_threads(self.threads());
+                    }
                     self.commands.recv().map_err(|_| RecvTimeoutError::Disconnected)
                 }
             };
@@ -199,6 +221,7 @@ impl<B: Backend> Decoder<B> {
                 self.scheduler.destroy(slot);
                 self.sessions[slot as usize] = None;
             }
+            Command::Prefilled(prefilled) => self.take_prefilled(prefilled),
             Command::Timings { reply } => drop(reply.send(self.timings.clone())),
             Command::Shutdown => self.stopping = true,
         }
@@ -245,6 +268,86 @@ impl<B: Backend> Decoder<B> {
     fn discard(&mut self, slot: u32) {
         add(&self.setup.counters.discarded, u64::from(self.scheduler.ahead(slot)));
         self.scheduler.void(slot);
+        if let Some(lent) = self.lent.as_ref().filter(|lent| lent.slot == slot) {
+            lent.unwanted.store(true, Ordering::Relaxed);
+        }
+    }
+
+    /// Has a long prompt decoded elsewhere, if somebody streams here.
+    fn lend(&mut self) {
+        let Some(prefiller) = self.prefiller.as_ref().filter(|_| self.lent.is_none()) else { return };
+        let Some((slot, arrival)) = self.scheduler.lend() else { return };
+        let start = self.scheduler.positions(slot);
+        let state = if start > 0 { self.backend.save(slot) } else { Some(Vec::new()) };
+        let session = self.sessions[slot as usize].as_ref();
+        let unwanted = Arc::new(AtomicBool::new(false));
+        let job = state.zip(session).map(|(state, session)| Job {
+            slot,
+            arrival,
+            start,
+            state,
+            tokens: self.scheduler.lent_tokens(slot).to_vec(),
+            shared: Arc::clone(&session.shared),
+            unwanted: Arc::clone(&unwanted),
+        });
+        if job.is_some_and(|job| prefiller.send(job)) {
+            self.lent = Some(Lent { slot, unwanted });
+        } else {
+            self.stop_lending("the state could not be handed over");
+            self.scheduler.take_back(slot);
+        }
+    }
+
+    fn take_prefilled(&mut self, prefilled: Prefilled) {
+        self.lent = None;
+        let Prefilled { slot, arrival, result } = prefilled;
+        let wanted = self.scheduler.is_lent(slot, arrival);
+        match result {
+            Ok(Some(state)) if wanted => {
+                let rows = self.scheduler.lent_tokens(slot).len() as u32;
+                let before = self.scheduler.positions(slot);
+                let loaded = self.backend.load(slot, &state);
+                let held = self.backend.positions(slot).end;
+                if loaded && held == before + rows {
+                    add(&self.setup.counters.separate_prompt_rows, u64::from(rows));
+                    return self.scheduler.returned(slot);
+                }
+                self.stop_lending("the context took no state");
+                self.scheduler.take_back(slot);
+                if held != before {
+                    self.lose(slot, "the memory could not be restored after a prompt was decoded elsewhere");
+                }
+            }
+            Ok(None) if wanted => self.discard(slot),
+            Ok(_) => {}
+            Err(reason) => {
+                self.stop_lending(&reason);
+                if wanted {
+                    self.scheduler.take_back(slot);
+                }
+            }
+        }
+    }
+
+    /// From now on every prompt is decoded here.
+    fn stop_lending(&mut self, reason: &str) {
+        tracing::warn!(reason, "prompts are no longer decoded in a context of their own");
+        self.prefiller = None;
+    }
+
+    /// CPU threads that this engine may have.
+    fn threads(&self) -> u32 {
+        self.setup.threads.unwrap_or_else(|| share_of_cores(self.setup.cores))
+    }
+
+    /// CPU threads for a step. Beside a prompt that is decoded elsewhere it gets a quarter: a token waits for memory more than
+    /// for arithmetic, a prompt the other way round.
+    fn step_threads(&self) -> u32 {
+        let threads = self.threads();
+        let Some(prefiller) = self.prefiller.as_ref().filter(|_| self.lent.is_some()) else { return threads };
+        let own = (threads / 4).max(1);
+        prefiller.set_threads((threads - own).max(1));
+        own
     }
 
     /// Undoes what was sampled beyond the first `consumed` tokens, and goes on from there.
@@ -273,7 +376,7 @@ impl<B: Backend> Decoder<B> {
     }
 
     fn step(&mut self) {
-        let threads = self.setup.threads.unwrap_or_else(|| share_of_cores(self.setup.cores));
+        let threads = self.step_threads();
         self.backend.set_threads(threads);
         if !self.setup.asynchronous {
             self.flush();
@@ -417,7 +520,8 @@ impl<B: Backend> Decoder<B> {
     /// A sequence's memory is not what it should be: it is emptied, and its operation fails.
     fn lose(&mut self, slot: u32, reason: &str) {
         let part = self.scheduler.step().parts.iter().find(|part| part.slot == slot).copied();
-        let part = part.unwrap_or(Part { slot, rows: 0, prompt: false, output: false });
+        let prompt = self.scheduler.is_prompting(slot);
+        let part = part.unwrap_or(Part { slot, rows: 0, prompt, output: false });
         self.backend.remove(slot, 0);
         self.scheduler.void(slot);
         self.scheduler.set_positions(slot, 0);

@@ -7,15 +7,16 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use flume::Sender;
+use flume::{Sender, WeakSender};
 
-use crate::config::{EngineConfig, SamplingConfig};
+use crate::config::{EngineConfig, KvLayout, PrefillContext, SamplingConfig};
 use crate::decoder::{Decoder, ENGINES, Setup, share_of_cores};
 use crate::error::{CreateSequenceError, GenerateError, LoadError};
 use crate::generate::{GenerateOptions, Generation, Prompt};
 use crate::llama::{LlamaContext, LlamaModel};
 use crate::metrics::{Counters, Metrics, Timings};
 use crate::model::{MemoryKind, Model};
+use crate::prefill::Prefiller;
 use crate::protocol::{Command, answer};
 use crate::sampling::Masks;
 use crate::scheduler::Limits;
@@ -51,6 +52,12 @@ const PREFILL_STRETCH: f32 = 4.0;
 const DEVICE_PREFILL_STEP: Duration = Duration::from_millis(50);
 /// The same on a processor, where llama.cpp's faster attention begins with 64 rows.
 const PROCESSOR_PREFILL_STEP: Duration = Duration::from_millis(400);
+/// CPU threads from which on a long prompt has a context of its own by default: with fewer, a stream's quarter of them would
+/// be more than a quarter.
+const SEPARATE_FROM_THREADS: u32 = 4;
+/// Rows of a chunk in the context for long prompts: enough for llama.cpp's faster ways, and few enough to change the threads
+/// soon.
+const SEPARATE_CHUNK: u32 = 128;
 /// Threads that choose tokens by default, at most: the rows come out of one memory.
 const MAX_SAMPLING_THREADS: usize = 8;
 
@@ -85,6 +92,7 @@ impl Engine {
             stop: Arc::clone(&stop),
             counters: Arc::clone(&counters),
             report,
+            commands: commands.downgrade(),
         };
         let thread = std::thread::Builder::new()
             .name("decoder".to_owned())
@@ -210,6 +218,8 @@ struct Start {
     stop: Arc<AtomicBool>,
     counters: Arc<Counters>,
     report: Sender<Report>,
+    /// For the thread that answers the decoder with commands.
+    commands: WeakSender<Command>,
 }
 
 impl Start {
@@ -236,10 +246,36 @@ impl Start {
             }
         };
         let setup = self.setup(&model, threads, cores);
-        let decoder = Decoder::new(context, setup, commands);
+        let prefiller = self.prefiller(&model, threads.unwrap_or(cores));
+        let decoder = Decoder::new(context, setup, commands, prefiller);
         let _ = self.report.send(Report::Loaded(Ok((model, first))));
         drop(self);
         decoder.run();
+    }
+
+    /// The thread for long prompts, where one pays.
+    fn prefiller(&self, model: &Arc<LlamaModel>, most_threads: u32) -> Option<Prefiller> {
+        let separate = match self.config.prefill_context {
+            PrefillContext::Auto => !model.offloaded() && most_threads >= SEPARATE_FROM_THREADS,
+            PrefillContext::Shared => false,
+            PrefillContext::Separate => true,
+        };
+        // What a state holds of other memories is less than the memory does.
+        if !separate || model.memory_kind() != MemoryKind::Full || self.config.max_sequences < 2 {
+            return None;
+        }
+        let mut config = self.config.clone();
+        config.max_sequences = 1;
+        config.kv_layout = KvLayout::Unified;
+        config.batch_size = config.batch_size.min(SEPARATE_CHUNK);
+        config.ubatch_size = None;
+        let (chunk, model) = (config.batch_size, Arc::clone(model));
+        let make = move || {
+            LlamaContext::new(&model, &config, most_threads, most_threads).map_err(|error| error.to_string())
+        };
+        Prefiller::start(make, chunk, self.commands.clone())
+            .inspect_err(|error| tracing::warn!(%error, "no thread for long prompts"))
+            .ok()
     }
 
     fn setup(&self, model: &Arc<LlamaModel>, threads: Option<u32>, cores: u32) -> Setup {

@@ -33,6 +33,7 @@ mod generate;
 mod llama;
 mod metrics;
 mod model;
+mod prefill;
 mod protocol;
 #[cfg(test)]
 mod random;
@@ -43,7 +44,7 @@ mod text;
 
 pub use config::{
     EngineConfig, FlashAttention, KvLayout, KvType, MAX_CONTEXT_TOKENS, MAX_RUN_AHEAD, MAX_SEQUENCES,
-    PENALTY_WINDOW, SamplingConfig, SplitMode,
+    PENALTY_WINDOW, PrefillContext, SamplingConfig, SplitMode,
 };
 pub use engine::Engine;
 pub use error::{

@@ -55,6 +55,9 @@ counters! {
     decode_rows,
     /// Rows that were part of a prompt.
     prompt_rows,
+    /// Rows of prompts that were decoded in a context of their own, in no step. See
+    /// [`PrefillContext`](crate::PrefillContext).
+    separate_prompt_rows,
     /// Tokens sampled.
     sampled,
     /// Tokens sampled ahead of the host, and undone.

@@ -13,6 +13,7 @@ use crate::config::SamplingConfig;
 use crate::error::{PromptError, SampleError, TrimError};
 use crate::metrics::Timings;
 use crate::model::Token;
+use crate::prefill::Prefilled;
 
 /// Tokens that a generation asks for at a time.
 pub(crate) const ASK_AHEAD: u32 = 8;
@@ -71,6 +72,8 @@ pub(crate) enum Command {
     Timings {
         reply: Sender<Timings>,
     },
+    /// From the prefill thread.
+    Prefilled(Prefilled),
     Shutdown,
 }
 

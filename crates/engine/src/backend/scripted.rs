@@ -59,6 +59,10 @@ struct State {
     /// Cells for all slots together; `None`: no bound.
     cells: Option<usize>,
     closed: bool,
+    /// What a decode takes at least.
+    step: Duration,
+    /// No state can be loaded, and what the slot held is lost.
+    refuses_states: bool,
     /// Decodes that the closed gate lets through.
     passes: u64,
 }
@@ -102,6 +106,15 @@ impl Script {
 
     pub(crate) fn set_cells(&self, cells: usize) {
         self.with(|state| state.cells = Some(cells));
+    }
+
+    /// Makes decodes take at least so long.
+    pub(crate) fn slow_down(&self, step: Duration) {
+        self.with(|state| state.step = step);
+    }
+
+    pub(crate) fn refuse_states(&self) {
+        self.with(|state| state.refuses_states = true);
     }
 
     /// From now on decodes wait, but for the next `passes`.
@@ -212,6 +225,7 @@ impl Backend for Scripted {
         let Ok(fault) = Arc::clone(&self.script).enter(rows, abort) else {
             return Err(DecodeFailure::Aborted);
         };
+        std::thread::sleep(self.script.with(|state| state.step));
         let (cells, poison) = self.script.with(|state| (state.cells, state.poison));
         let held: usize = self.slots.iter().map(Vec::len).sum();
         if cells.is_some_and(|cells| held + rows.len() > cells) {
@@ -257,6 +271,20 @@ impl Backend for Scripted {
             tokens.truncate(from as usize);
         }
         possible
+    }
+
+    fn save(&mut self, slot: u32) -> Option<Vec<u8>> {
+        Some(self.slots[slot as usize].iter().flat_map(|token| token.to_ne_bytes()).collect())
+    }
+
+    fn load(&mut self, slot: u32, state: &[u8]) -> bool {
+        let (tokens, _) = state.as_chunks();
+        self.slots[slot as usize] = tokens.iter().map(|&token| Token::from_ne_bytes(token)).collect();
+        let refused = self.script.with(|state| state.refuses_states);
+        if refused {
+            self.slots[slot as usize].clear();
+        }
+        !refused
     }
 
     fn set_threads(&mut self, _: u32) {}

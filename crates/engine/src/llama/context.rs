@@ -1,5 +1,6 @@
 //! The one `llama_context`, and the batch that feeds it.
 
+use std::borrow::Cow;
 use std::ffi::c_void;
 use std::ops::Range;
 use std::sync::Arc;
@@ -20,6 +21,8 @@ pub(crate) struct LlamaContext {
     abort: Box<Abort>,
     outputs: usize,
     vocabulary_size: usize,
+    /// KV buffers: one, or one a sequence.
+    streams: usize,
     /// Threads that a step may have, and that the context has.
     threads: u32,
     set_threads: u32,
@@ -110,6 +113,7 @@ impl LlamaContext {
             abort,
             outputs: 0,
             vocabulary_size: model.vocabulary_size() as usize,
+            streams: if params.kv_unified { 1 } else { config.max_sequences as usize },
             threads,
             set_threads: threads,
             on_device,
@@ -183,9 +187,59 @@ impl Backend for LlamaContext {
             .unwrap_or(false)
     }
 
+    fn save(&mut self, slot: u32) -> Option<Vec<u8>> {
+        let context = self.context;
+        // SAFETY: the context is alive, and the slot is below n_seq_max.
+        let size = guard(|| unsafe { throwing::llama_state_seq_get_size(context, slot as i32) }).ok()?;
+        let mut state = vec![0; size];
+        let buffer = state.as_mut_ptr();
+        // SAFETY: as above; the buffer is writable for `size` bytes.
+        let saved =
+            guard(|| unsafe { throwing::llama_state_seq_get_data(context, buffer, size, slot as i32) })
+                .ok()?;
+        (saved == size && size > 0).then_some(())?;
+        of_one_stream(state, self.streams, slot as usize)
+    }
+
+    fn load(&mut self, slot: u32, state: &[u8]) -> bool {
+        let context = self.context;
+        let state = of_streams(state, self.streams);
+        let (pointer, size) = (state.as_ptr(), state.len());
+        // SAFETY: the context is alive, the slot is below n_seq_max, and `state` outlives the call.
+        guard(|| unsafe { throwing::llama_state_seq_set_data(context, pointer, size, slot as i32) })
+            .is_ok_and(|read| read == size)
+    }
+
     fn set_threads(&mut self, threads: u32) {
         self.threads = threads;
     }
+}
+
+/// What llama.cpp writes first into a sequence's state: a magic number and the sequence id, then the count of KV buffers. For
+/// each buffer follow the count of its cells and, unless that is 0, the cells.
+const STATE_HEADER: usize = 12;
+const COUNT: usize = 4;
+
+/// The state of a context with so many KV buffers, of which one holds the slot's cells, as that of a context with one.
+fn of_one_stream(mut state: Vec<u8>, streams: usize, slot: usize) -> Option<Vec<u8>> {
+    if streams > 1 {
+        let (before, after) = (COUNT * slot, COUNT * (streams - 1 - slot));
+        state.truncate(state.len().checked_sub(after)?);
+        state.get_mut(STATE_HEADER - COUNT..STATE_HEADER)?.copy_from_slice(&1_u32.to_ne_bytes());
+        state.drain(STATE_HEADER..STATE_HEADER + before);
+    }
+    Some(state)
+}
+
+/// The state of a context with one KV buffer as one that a context with so many takes for any of its sequences.
+fn of_streams(state: &[u8], streams: usize) -> Cow<'_, [u8]> {
+    if streams == 1 || state.len() < STATE_HEADER {
+        return Cow::Borrowed(state);
+    }
+    let mut state = state.to_vec();
+    state[STATE_HEADER - COUNT..STATE_HEADER].copy_from_slice(&(streams as u32).to_ne_bytes());
+    state.resize(state.len() + COUNT * (streams - 1), 0);
+    Cow::Owned(state)
 }
 
 /// Owns a pool of ggml's CPU threads.

@@ -34,6 +34,19 @@ mod throwing {
         pub(super) fn llama_get_logits(context: *mut sys::llama_context) -> *mut f32;
         pub(super) fn llama_memory_seq_rm(memory: sys::llama_memory_t, slot: i32, from: i32, to: i32)
         -> bool;
+        pub(super) fn llama_state_seq_get_size(context: *mut sys::llama_context, slot: i32) -> usize;
+        pub(super) fn llama_state_seq_get_data(
+            context: *mut sys::llama_context,
+            state: *mut u8,
+            size: usize,
+            slot: i32,
+        ) -> usize;
+        pub(super) fn llama_state_seq_set_data(
+            context: *mut sys::llama_context,
+            state: *const u8,
+            size: usize,
+            slot: i32,
+        ) -> usize;
         pub(super) fn llama_tokenize(
             vocabulary: *const sys::llama_vocab,
             text: *const c_char,

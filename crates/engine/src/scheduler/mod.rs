@@ -156,7 +156,7 @@ impl Scheduler {
         slot.void();
         // Room for the whole completion, so that no step allocates; it is not touched before it is used.
         slot.history.reserve(window as usize - slot.positions as usize - tokens.len() + 1);
-        slot.prompt = Some(Prompt { tokens, done: 0, arrival });
+        slot.prompt = Some(Prompt { tokens, done: 0, arrival, lent: false });
     }
 
     /// The host asks for `count` more tokens. `false`: there is nothing to go on from.
@@ -205,6 +205,61 @@ impl Scheduler {
         (undone > 0).then_some(slot.positions)
     }
 
+    /// Lends a prompt out, to be decoded elsewhere: the first that would take more than one step beside those who stream.
+    /// Returns its slot and arrival. It stays lent until it is [`Scheduler::returned`], [`Scheduler::take_back`] ends it, or
+    /// it is void.
+    pub(crate) fn lend(&mut self) -> Option<(u32, u64)> {
+        let limits = &self.limits;
+        let decodes = self.slots.iter().flatten().filter(|slot| slot.wants_token(limits)).count() as u32;
+        let chunk = self.pace.chunk(decodes);
+        let long = |slot: &&mut Slot| {
+            !slot.alone
+                && slot.prompt.as_ref().is_some_and(|prompt| !prompt.lent && prompt.left() > chunk + 1)
+        };
+        let prompts = self.slots.iter_mut().enumerate().filter_map(|(index, slot)| {
+            let prompt = slot.as_mut().filter(|slot| long(slot))?.prompt.as_mut()?;
+            Some((index as u32, prompt))
+        });
+        let (slot, prompt) = prompts.min_by_key(|(_, prompt)| prompt.arrival).filter(|_| decodes > 0)?;
+        prompt.lent = true;
+        Some((slot, prompt.arrival))
+    }
+
+    /// What is to be decoded of a prompt that is lent: all but the last token, whose logits are wanted here.
+    pub(crate) fn lent_tokens(&self, slot: u32) -> &[Token] {
+        let prompt = self.slot(slot).prompt.as_ref().filter(|prompt| prompt.lent);
+        prompt.map_or(&[], |prompt| &prompt.tokens[prompt.done..prompt.tokens.len() - 1])
+    }
+
+    /// Whether the prompt that came then is still lent. Its sequence may be gone.
+    pub(crate) fn is_lent(&self, slot: u32, arrival: u64) -> bool {
+        let prompt = self.slots[slot as usize].as_ref().and_then(|slot| slot.prompt.as_ref());
+        prompt.is_some_and(|prompt| prompt.lent && prompt.arrival == arrival)
+    }
+
+    /// The memory holds all but the last token of a prompt that was lent.
+    pub(crate) fn returned(&mut self, slot: u32) {
+        let rows = self.lent_tokens(slot).len();
+        let slot = self.slot_mut(slot);
+        if let Some(prompt) = &mut slot.prompt {
+            prompt.lent = false;
+            prompt.done += rows;
+            slot.positions += rows as u32;
+        }
+    }
+
+    /// A prompt that was lent is decoded here after all.
+    pub(crate) fn take_back(&mut self, slot: u32) {
+        if let Some(prompt) = &mut self.slot_mut(slot).prompt {
+            prompt.lent = false;
+        }
+    }
+
+    /// Whether a prompt is under way.
+    pub(crate) fn is_prompting(&self, slot: u32) -> bool {
+        self.slot(slot).prompt.is_some()
+    }
+
     /// The rows that [`Scheduler::plan`] has chosen.
     pub(crate) fn step(&self) -> &Step {
         &self.step
@@ -222,7 +277,7 @@ impl Scheduler {
         let decodes = self.slots.iter().filter(|slot| ready(slot)).count();
         self.prompts.clear();
         self.prompts.extend(self.slots.iter().enumerate().filter_map(|(index, slot)| {
-            let prompt = slot.as_ref()?.prompt.as_ref()?;
+            let prompt = slot.as_ref()?.prompt.as_ref().filter(|prompt| !prompt.lent)?;
             Some((prompt.left(), prompt.arrival, index))
         }));
         if decodes == 0 && self.prompts.is_empty() {

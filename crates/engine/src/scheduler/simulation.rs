@@ -55,6 +55,8 @@ struct Simulation {
     /// Steps that go well until there is something for whoever waits.
     patience: u32,
     tokens: u64,
+    /// The prompt that is decoded elsewhere: its slot and arrival.
+    lent: Option<(u32, u64)>,
 }
 
 impl Simulation {
@@ -79,6 +81,7 @@ impl Simulation {
             hosts: (0..max_sequences).map(|_| None).collect(),
             next_token: 0,
             tokens: 0,
+            lent: None,
             random,
             limits,
         }
@@ -236,14 +239,44 @@ impl Simulation {
         host.asked > sampled || ahead
     }
 
+    /// Lends a prompt out, or ends that.
+    fn lend(&mut self) {
+        let Some((slot, arrival)) = self.lent else {
+            self.lent = self.scheduler.lend();
+            return;
+        };
+        self.lent = None;
+        if !self.scheduler.is_lent(slot, arrival) {
+            return;
+        }
+        let tokens = self.scheduler.lent_tokens(slot).to_vec();
+        self.with(slot, |scheduler, host, random| {
+            if random.once_in(3) {
+                return scheduler.take_back(slot);
+            }
+            let (prompt, start) = host.prompt.as_ref().expect("it has a prompt");
+            let left = &prompt[host.memory.len() - start..];
+            assert_eq!(tokens, left[..left.len() - 1], "slot {slot}");
+            scheduler.returned(slot);
+            host.memory.extend(tokens);
+        });
+    }
+
+    fn is_lent(&self, slot: usize) -> bool {
+        self.lent
+            .is_some_and(|(lent, arrival)| lent as usize == slot && self.scheduler.is_lent(lent, arrival))
+    }
+
     fn step(&mut self) {
         self.check();
+        assert!(!self.scheduler.step().parts.iter().any(|part| self.is_lent(part.slot as usize)));
         let parts = self.scheduler.step().parts.clone();
         if self.failures > 0 && self.random.once_in(self.failures) {
             return self.fail(&parts);
         }
+        let lent: Vec<_> = (0..self.hosts.len()).map(|slot| self.is_lent(slot)).collect();
         for (slot, host) in self.hosts.iter_mut().enumerate() {
-            let Some(host) = host.as_mut().filter(|host| host.demands()) else { continue };
+            let Some(host) = host.as_mut().filter(|host| host.demands() && !lent[slot]) else { continue };
             host.waiting += 1;
             assert!(host.waiting <= self.patience, "slot {slot} starves: {host:?}");
         }
@@ -308,6 +341,9 @@ impl Simulation {
         for _ in 0..self.random.below(4) {
             self.act();
         }
+        if self.random.once_in(4) {
+            self.lend();
+        }
         let decision = match self.scheduler.plan(Duration::ZERO) {
             Decision::Wait(wait) if self.random.once_in(2) => self.scheduler.plan(wait),
             Decision::Wait(_) => return,
@@ -316,7 +352,10 @@ impl Simulation {
         match decision {
             Decision::Run => self.step(),
             Decision::Idle => {
-                let forgotten = self.hosts.iter().flatten().find(|host| host.demands());
+                let waits = |(slot, host): &(usize, &Option<Host>)| {
+                    host.as_ref().is_some_and(Host::demands) && !self.is_lent(*slot)
+                };
+                let forgotten = self.hosts.iter().enumerate().find(waits);
                 assert!(forgotten.is_none(), "idle, while somebody waits: {forgotten:?}");
             }
             Decision::Wait(left) => panic!("{left:?} left of a wait that is over"),
@@ -331,6 +370,9 @@ impl Simulation {
     /// With nothing new and no failures everybody gets what was asked for, and then there is rest.
     fn settle(&mut self) {
         self.failures = 0;
+        if self.lent.is_some() {
+            self.lend();
+        }
         let mut steps = 0;
         while self.scheduler.plan(Duration::MAX) == Decision::Run {
             self.step();

@@ -33,6 +33,8 @@ pub(super) struct Prompt {
     pub(super) done: usize,
     /// When it came, as a count.
     pub(super) arrival: u64,
+    /// Whether it is decoded elsewhere.
+    pub(super) lent: bool,
 }
 
 impl Prompt {

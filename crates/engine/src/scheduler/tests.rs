@@ -69,6 +69,39 @@ fn prompted(limits: Limits, slots: &[u32], length: usize) -> Scheduler {
 }
 
 #[test]
+fn a_long_prompt_beside_a_stream_is_lent_but_for_its_last_token() {
+    let mut scheduler = prompted(limits(), &[0], 4);
+    scheduler.prompt(2, vec![1; 90]);
+    assert_eq!(scheduler.lend(), None, "nobody streams");
+    assert!(scheduler.ask(0, 9));
+    scheduler.prompt(1, (0..80).collect());
+    scheduler.prompt(3, vec![1; 3]);
+    let (slot, arrival) = scheduler.lend().expect("the long prompt that came first");
+    assert_eq!((slot, scheduler.lent_tokens(2).len()), (2, 89));
+    assert!(
+        scheduler.is_lent(2, arrival) && !scheduler.is_lent(2, arrival + 1) && !scheduler.is_lent(1, arrival)
+    );
+    let slots: Vec<_> = planned(&mut scheduler).into_iter().map(|(slot, ..)| slot).collect();
+    assert_eq!(slots, [0, 1, 3], "what is lent is not decoded here");
+
+    scheduler.returned(2);
+    assert_eq!(scheduler.positions(2), 89);
+    let parts = planned(&mut scheduler);
+    assert!(parts.contains(&(2, 89, 1)), "{parts:?}");
+    assert!(scheduler.step().outputs.iter().any(|part| part.slot == 2));
+
+    let (_, arrival) = scheduler.lend().expect("the other long prompt");
+    assert!(scheduler.is_lent(1, arrival));
+    scheduler.take_back(1);
+    assert!(!scheduler.is_lent(1, arrival) && planned(&mut scheduler).iter().any(|part| part.0 == 1));
+    assert_eq!(scheduler.lend(), Some((1, arrival)));
+    scheduler.void(1);
+    assert!(!scheduler.is_lent(1, arrival), "it is void");
+    scheduler.destroy(1);
+    assert!(!scheduler.is_lent(1, arrival), "its sequence is gone");
+}
+
+#[test]
 fn nothing_to_do_is_idle() {
     let mut scheduler = with_sequences(limits());
     assert_eq!(scheduler.plan(Duration::ZERO), Decision::Idle);

@@ -97,6 +97,7 @@ fn run(seed: u64) {
         rolls_back,
         asynchronous: random.once_in(2),
         sampling_threads: 1 + random.below(3) as usize,
+        separate_chunk: if rolls_back { random.below(3) * (1 + random.below(12)) } else { 0 },
         poison: if random.once_in(2) { poison } else { Poison::default() },
         is_eog: |token| token % 20 == 3,
         ..Options::default()
@@ -104,6 +105,7 @@ fn run(seed: u64) {
     let rig = Rig::new(&options);
     if random.once_in(2) {
         rig.script.flaky(random.next());
+        rig.prefill_script.flaky(random.next());
     }
     std::thread::scope(|scope| {
         let threads: Vec<_> = (0..hosts)

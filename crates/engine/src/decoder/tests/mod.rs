@@ -5,6 +5,7 @@ mod cancel;
 mod faults;
 mod lifecycle;
 mod oracle;
+mod prefill;
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -17,6 +18,7 @@ use crate::decoder::{Decoder, Setup};
 use crate::error::CreateSequenceError;
 use crate::metrics::{Counters, Metrics};
 use crate::model::Token;
+use crate::prefill::Prefiller;
 use crate::protocol::Command;
 use crate::sampling::Masks;
 use crate::scheduler::Limits;
@@ -32,6 +34,8 @@ struct Options {
     asynchronous: bool,
     sampling_threads: usize,
     queue_capacity: u32,
+    /// Rows of a chunk in a context for long prompts; 0: there is none.
+    separate_chunk: u32,
     poison: Poison,
     /// By default no token is.
     is_eog: fn(Token) -> bool,
@@ -48,6 +52,7 @@ impl Default for Options {
             asynchronous: false,
             sampling_threads: 1,
             queue_capacity: 1024,
+            separate_chunk: 0,
             poison: Poison::default(),
             is_eog: |_| false,
         }
@@ -58,6 +63,8 @@ impl Default for Options {
 struct Rig {
     link: Link,
     script: Arc<Script>,
+    /// Of the context for long prompts.
+    prefill_script: Arc<Script>,
     counters: Arc<Counters>,
     stop: Arc<AtomicBool>,
     thread: Option<JoinHandle<()>>,
@@ -95,7 +102,14 @@ impl Rig {
         };
         let backend =
             Scripted::new(Arc::clone(&script), options.max_sequences, options.batch, options.rolls_back);
-        let decoder = Decoder::new(backend, setup, receiver);
+        let prefill_script = Arc::new(Script::default());
+        prefill_script.set_poison(options.poison);
+        let prefiller = (options.separate_chunk > 0).then(|| {
+            let (script, chunk) = (Arc::clone(&prefill_script), options.separate_chunk);
+            let make = move || Ok(Scripted::new(Arc::clone(&script), 1, chunk, true));
+            Prefiller::start(make, chunk, commands.downgrade()).expect("there is a thread")
+        });
+        let decoder = Decoder::new(backend, setup, receiver, prefiller);
         let link = Link {
             commands,
             window: options.window,
@@ -105,7 +119,7 @@ impl Rig {
             rolls_back: options.rolls_back,
         };
         let thread = Some(std::thread::spawn(move || decoder.run()));
-        Self { link, script, counters, stop, thread }
+        Self { link, script, prefill_script, counters, stop, thread }
     }
 
     fn create(&self, sampling: SamplingConfig) -> Result<Sequence, CreateSequenceError> {
@@ -140,6 +154,7 @@ impl Rig {
 impl Drop for Rig {
     fn drop(&mut self) {
         self.script.open();
+        self.prefill_script.open();
         self.shut_down();
     }
 }
