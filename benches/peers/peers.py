@@ -74,6 +74,7 @@ def arguments():
     parser.add_argument("--batched-bench", help="path of another build of llama-batched-bench")
     built = HERE.parent.parent / "target" / "release" / "engine-bench"
     parser.add_argument("--engine-bench", default=built, help="path of another build of engine-bench")
+    parser.set_defaults(on_gpu=False)
     args = parser.parse_args()
     if not args.setup and not args.model:
         parser.error("--model is missing")
@@ -144,14 +145,16 @@ def scenario(name, args, model, n, run):
         command += ["--" + flag.replace("_", "-"), getattr(args, flag)]
     output = subprocess.run([str(word) for word in command], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
     for line in output.stdout.splitlines():
+        # A processor is always one of the devices.
+        args.on_gpu = args.gpu_layers != 0 and len(json.loads(line).get("machine", {}).get("devices", [])) > 1
         if run > 0 or output.returncode != 0:
             print(json.dumps({**json.loads(line), "run": run}), flush=True)
     return output.returncode == 0
 
 
 def batched_bench(args, model, n):
-    """It decodes, and samples nothing: engine-bench's b_shared_context_unsampled. One KV buffer for up to 16 sequences, as
-    the engine has by default."""
+    """It decodes, and samples nothing: engine-bench's b_shared_context_unsampled. On a GPU one KV buffer for up to 16
+    sequences, as the engine has by default."""
     program = args.batched_bench or tool("llama-batched-bench")
     # It counts decodes, of which there are as many as timed samples.
     command = [program, "-m", model, "-c", args.ctx_size * n, "-b", args.batch_size, "-ub", min(args.batch_size, 512)]
@@ -159,7 +162,7 @@ def batched_bench(args, model, n):
     # It has no samples to settle: a prompt that is longer by as many puts the timed ones where they should be.
     command += [args.prompt_tokens + SETTLE]
     command += ["-ntg", args.sample_tokens - 1, "-npl", n, "--output-format", "jsonl"]
-    command += ["--kv-unified"] if n <= 16 else ["--no-kv-unified"]
+    command += ["--kv-unified"] if n <= 16 and args.on_gpu else ["--no-kv-unified"]
     output = subprocess.run([str(word) for word in command], capture_output=True, text=True)
     lines = [json.loads(line) for line in output.stdout.splitlines() if line.startswith("{")]
     if output.returncode != 0 or len(lines) != 1:

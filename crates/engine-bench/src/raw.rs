@@ -49,6 +49,8 @@ pub struct Model {
     handle: NonNull<sys::llama_model>,
     vocab: NonNull<sys::llama_vocab>,
     path: PathBuf,
+    /// Whether a GPU does its work.
+    offloaded: bool,
 }
 
 // SAFETY: llama.cpp never changes a model after it is loaded, and any thread may free it.
@@ -78,7 +80,9 @@ impl Model {
         // SAFETY: the model is loaded.
         let vocab = unsafe { sys::llama_model_get_vocab(model.as_ptr()) };
         let vocab = NonNull::new(vocab.cast_mut()).ok_or_else(|| fail("it has no vocabulary".to_owned()))?;
-        Ok(Self { handle: model, vocab, path: path.to_owned() })
+        // SAFETY: it only counts devices.
+        let offloaded = gpu_layers != 0 && unsafe { sys::llama_supports_gpu_offload() };
+        Ok(Self { handle: model, vocab, path: path.to_owned(), offloaded })
     }
 
     /// The tokens of a text, with the special ones that the model wants in front.
@@ -161,7 +165,7 @@ impl ContextShape {
             n_ctx: settings.ctx_size * settings.num_sequences,
             n_seq_max: settings.num_sequences,
             threads: settings.thread_count(),
-            kv_unified: settings.engine_config().unified_kv(model.memory_kind()),
+            kv_unified: settings.engine_config().unified_kv(model.memory_kind(), model.offloaded),
         }
     }
 }

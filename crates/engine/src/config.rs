@@ -111,14 +111,16 @@ impl EngineConfig {
         self.ubatch_size.unwrap_or_else(|| self.batch_size.min(512))
     }
 
-    /// Whether all sequences of a model with this memory share one KV buffer.
+    /// Whether all sequences of a model with this memory share one KV buffer. `offloaded`: a GPU does its work.
     #[must_use]
-    pub fn unified_kv(&self, memory: MemoryKind) -> bool {
+    pub fn unified_kv(&self, memory: MemoryKind, offloaded: bool) -> bool {
         match self.kv_layout {
             KvLayout::PerSequence => false,
             KvLayout::Unified => true,
             KvLayout::Auto => {
-                self.max_sequences <= UNIFIED_UP_TO && !matches!(memory, MemoryKind::SlidingWindow { .. })
+                offloaded
+                    && self.max_sequences <= UNIFIED_UP_TO
+                    && !matches!(memory, MemoryKind::SlidingWindow { .. })
             }
         }
     }
@@ -193,8 +195,8 @@ pub enum PrefillContext {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 #[non_exhaustive]
 pub enum KvLayout {
-    /// [`KvLayout::Unified`] for up to 16 sequences, [`KvLayout::PerSequence`] for more and for sliding windows. See
-    /// ARCHITECTURE.md for the measurements behind it.
+    /// [`KvLayout::Unified`] on a GPU for up to 16 sequences, [`KvLayout::PerSequence`] for more, on a processor, and for
+    /// sliding windows. See ARCHITECTURE.md for the measurements behind it.
     #[default]
     Auto,
     /// A buffer a sequence. Attention looks at a sequence's own cells only; a step is one ubatch only if its sequences

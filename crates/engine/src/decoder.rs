@@ -1,5 +1,7 @@
 //! The one thread that owns the context: it takes commands, plans a step, decodes it, samples and answers.
 
+mod lending;
+
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::time::{Duration, Instant};
@@ -10,9 +12,9 @@ use crate::backend::{Backend, DecodeFailure};
 use crate::error::{DecodeError, PromptError, SampleError, TrimError};
 use crate::metrics::{Counters, Timings, add, record};
 use crate::model::Token;
-use crate::prefill::{Job, Prefilled, Prefiller};
+use crate::prefill::Prefiller;
 use crate::protocol::{Command, Reply, Sample, Shared};
-use crate::sampling::{Choice, Mask, Masks, Request, Sampler};
+use crate::sampling::{Choice, Mask, Masks, Request, Sampler, completion_seed};
 use crate::scheduler::{Decision, Failure, Limits, Part, Scheduler, Step};
 
 /// Engines of this process that are loaded: they share the processor's cores out.
@@ -55,18 +57,12 @@ pub(crate) struct Decoder<B: Backend> {
     /// Where long prompts are decoded while others stream.
     prefiller: Option<Prefiller>,
     /// The job that it has.
-    lent: Option<Lent>,
+    lent: Option<lending::Lent>,
     /// Replies that wait for the next launch, so that waking hosts costs no device time.
     outbox: Vec<(Arc<Shared>, Reply)>,
     sampler: Sampler,
     timings: Timings,
     stopping: bool,
-}
-
-/// A prompt that is decoded elsewhere.
-struct Lent {
-    slot: u32,
-    unwanted: Arc<AtomicBool>,
 }
 
 /// A live sequence.
@@ -271,83 +267,6 @@ impl<B: Backend> Decoder<B> {
         if let Some(lent) = self.lent.as_ref().filter(|lent| lent.slot == slot) {
             lent.unwanted.store(true, Ordering::Relaxed);
         }
-    }
-
-    /// Has a long prompt decoded elsewhere, if somebody streams here.
-    fn lend(&mut self) {
-        let Some(prefiller) = self.prefiller.as_ref().filter(|_| self.lent.is_none()) else { return };
-        let Some((slot, arrival)) = self.scheduler.lend() else { return };
-        let start = self.scheduler.positions(slot);
-        let state = if start > 0 { self.backend.save(slot) } else { Some(Vec::new()) };
-        let session = self.sessions[slot as usize].as_ref();
-        let unwanted = Arc::new(AtomicBool::new(false));
-        let job = state.zip(session).map(|(state, session)| Job {
-            slot,
-            arrival,
-            start,
-            state,
-            tokens: self.scheduler.lent_tokens(slot).to_vec(),
-            shared: Arc::clone(&session.shared),
-            unwanted: Arc::clone(&unwanted),
-        });
-        if job.is_some_and(|job| prefiller.send(job)) {
-            self.lent = Some(Lent { slot, unwanted });
-        } else {
-            self.stop_lending("the state could not be handed over");
-            self.scheduler.take_back(slot);
-        }
-    }
-
-    fn take_prefilled(&mut self, prefilled: Prefilled) {
-        self.lent = None;
-        let Prefilled { slot, arrival, result } = prefilled;
-        let wanted = self.scheduler.is_lent(slot, arrival);
-        match result {
-            Ok(Some(state)) if wanted => {
-                let rows = self.scheduler.lent_tokens(slot).len() as u32;
-                let before = self.scheduler.positions(slot);
-                let loaded = self.backend.load(slot, &state);
-                let held = self.backend.positions(slot).end;
-                if loaded && held == before + rows {
-                    add(&self.setup.counters.separate_prompt_rows, u64::from(rows));
-                    return self.scheduler.returned(slot);
-                }
-                self.stop_lending("the context took no state");
-                self.scheduler.take_back(slot);
-                if held != before {
-                    self.lose(slot, "the memory could not be restored after a prompt was decoded elsewhere");
-                }
-            }
-            Ok(None) if wanted => self.discard(slot),
-            Ok(_) => {}
-            Err(reason) => {
-                self.stop_lending(&reason);
-                if wanted {
-                    self.scheduler.take_back(slot);
-                }
-            }
-        }
-    }
-
-    /// From now on every prompt is decoded here.
-    fn stop_lending(&mut self, reason: &str) {
-        tracing::warn!(reason, "prompts are no longer decoded in a context of their own");
-        self.prefiller = None;
-    }
-
-    /// CPU threads that this engine may have.
-    fn threads(&self) -> u32 {
-        self.setup.threads.unwrap_or_else(|| share_of_cores(self.setup.cores))
-    }
-
-    /// CPU threads for a step. Beside a prompt that is decoded elsewhere it gets a quarter: a token waits for memory more than
-    /// for arithmetic, a prompt the other way round.
-    fn step_threads(&self) -> u32 {
-        let threads = self.threads();
-        let Some(prefiller) = self.prefiller.as_ref().filter(|_| self.lent.is_some()) else { return threads };
-        let own = (threads / 4).max(1);
-        prefiller.set_threads((threads - own).max(1));
-        own
     }
 
     /// Undoes what was sampled beyond the first `consumed` tokens, and goes on from there.
@@ -574,15 +493,6 @@ fn count(counters: &Counters, step: &Step, elapsed: Duration) {
     add(&counters.decode_rows, decode_rows);
     add(&counters.prompt_rows, step.rows.len() as u64 - decode_rows);
     add(&counters.step_nanoseconds, elapsed.as_nanos() as u64);
-}
-
-/// A completion's seed: the configured one, or a random one.
-fn completion_seed(configured: u32) -> u64 {
-    use std::hash::{BuildHasher, Hasher, RandomState};
-    match configured {
-        0 => RandomState::new().build_hasher().finish() | 1,
-        seed => u64::from(seed),
-    }
 }
 
 #[cfg(test)]

@@ -292,6 +292,7 @@ impl Start {
                 run_ahead: if rolls_back { config.run_ahead } else { 0 },
                 straggler_window: config.straggler_window,
                 prefill_step: config.prefill_step.unwrap_or(usual_step),
+                kv_per_sequence: !config.unified_kv(kind, model.offloaded()),
                 prefill_stretch: if config.prefill_step.is_some() { 0.0 } else { PREFILL_STRETCH },
             },
             asynchronous: model.offloaded(),

@@ -9,11 +9,9 @@ use std::time::{Duration, Instant};
 
 use common::{
     Subject, all, all_real, all_small, alone, assert_same, complete, full, greedy, in_threads, long_prompt,
-    next, prompt, rolls_back, samples, sequence, start, take, text, tokens,
+    prompt, rolls_back, samples, sequence, start, take, text, tokens,
 };
-use engine::{
-    Engine, GenerateOptions, KvLayout, MemoryKind, Metrics, PrefillContext, PromptError, SampleError,
-};
+use engine::{Engine, GenerateOptions, KvLayout, Metrics, PromptError, SampleError};
 use fixtures::{SLIDING_WINDOW, SmallModel, vocabulary as vocab};
 
 /// Four threads that sample at the same time, after their prompts.
@@ -132,52 +130,6 @@ fn a_long_prompt_does_not_stop_a_stream() {
         assert!(u64::from(taken) * 2 > metrics.steps, "{taken} tokens came during {metrics:?}");
         assert_eq!(take(&mut other, 20), expected);
     });
-}
-
-#[test]
-fn a_context_for_long_prompts_says_what_one_context_says() {
-    for subject in [full()].into_iter().chain(all_real()) {
-        for kv_layout in [KvLayout::PerSequence, KvLayout::Unified] {
-            let engine = subject.load(|config| {
-                config.context_window = 2048;
-                config.kv_layout = kv_layout;
-                config.prefill_context = PrefillContext::Separate;
-            });
-            let what = format!("{}, {kv_layout:?}", subject.path.display());
-            let separate = engine.model().memory_kind() == MemoryKind::Full;
-            let long = long_prompt(&engine, 400);
-            let expected = alone(&engine, &long, 20);
-            assert_eq!(engine.metrics().separate_prompt_rows, 0, "{what}: nobody streams");
-            // Slots before and after the prompt's are taken.
-            let mut first = sequence(&engine, greedy());
-            let mut other = sequence(&engine, greedy());
-            let mut last = sequence(&engine, greedy());
-            let streamed = alone(&engine, &prompt(&engine, 0), 400);
-            other.set_compute_logprob(true);
-            // What a sequence holds goes along, and comes back.
-            let held = 30;
-            start(&mut other, &long[..held]);
-            other.trim(held as u32).unwrap_or_else(|error| panic!("{error}"));
-            let before = engine.metrics();
-            std::thread::scope(|scope| {
-                let streams = [&mut first, &mut last]
-                    .map(|stream| scope.spawn(|| samples(stream, &prompt(&engine, 0), 400)));
-                while engine.metrics().since(&before).sampled < 20 {
-                    std::thread::yield_now();
-                }
-                let decoded = other.decode_prompt(&long[held..], held as u32);
-                decoded.unwrap_or_else(|error| panic!("{what}: {error}"));
-                let said: Vec<_> = (0..20).map(|_| next(&mut other)).collect();
-                assert_same(subject.real, &said, &expected, &what);
-                for stream in streams {
-                    let said = stream.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
-                    assert_same(subject.real, &said, &streamed, &what);
-                }
-            });
-            let rows = engine.metrics().since(&before).separate_prompt_rows;
-            assert_eq!(rows, if separate { (long.len() - held - 1) as u64 } else { 0 }, "{what}");
-        }
-    }
 }
 
 #[test]

@@ -281,6 +281,15 @@ fn draw_from_all(row: &[f32], max: f32, inverse_temperature: f32, uniform: f32) 
     None
 }
 
+/// A completion's seed: the configured one, or a random one.
+pub(crate) fn completion_seed(configured: u32) -> u64 {
+    use std::hash::{BuildHasher, Hasher, RandomState};
+    match configured {
+        0 => RandomState::new().build_hasher().finish() | 1,
+        seed => u64::from(seed),
+    }
+}
+
 /// The `index`-th number of the stream of `seed`, at least 0 and below 1. The stream is `SplitMix64` (Steele, Lea and
 /// Flood, 2014), whose state is a counter.
 fn uniform(seed: u64, index: usize) -> f32 {

@@ -31,6 +31,9 @@ pub(crate) struct Limits {
     pub(crate) prefill_step: Duration,
     /// this many times one without, if that is longer.
     pub(crate) prefill_stretch: f32,
+    /// Whether each sequence has a KV buffer of its own: then the rows of a prompt, but for its first, are a ubatch of their
+    /// own.
+    pub(crate) kv_per_sequence: bool,
 }
 
 /// What to do next.

@@ -26,6 +26,7 @@ pub(super) struct Pace {
     batch: u32,
     prefill_step: f32,
     prefill_stretch: f32,
+    kv_per_sequence: bool,
     straggler_window: Duration,
     /// Mean seconds of a step with decode rows only.
     decode_step: Option<f32>,
@@ -42,6 +43,7 @@ impl Pace {
             batch: limits.batch,
             prefill_step: limits.prefill_step.as_secs_f32(),
             prefill_stretch: limits.prefill_stretch,
+            kv_per_sequence: limits.kv_per_sequence,
             straggler_window: limits.straggler_window,
             decode_step: None,
             prompt_row: None,
@@ -54,8 +56,13 @@ impl Pace {
         let room = self.batch - decode_rows.min(self.batch);
         let alone =
             self.prompt_row.map_or(room, |row| size_below((LONGEST_CHUNK / row) as u32).max(FIRST_ROWS));
-        let beside =
-            if decode_rows > 0 { self.mixed_rows().saturating_sub(decode_rows).max(MIN_CHUNK) } else { room };
+        // So that the ubatch with the prompt's rows has the size that was chosen. llama.cpp's ways with rows change at powers
+        // of two.
+        let beside = match decode_rows {
+            0 => room,
+            _ if self.kv_per_sequence => self.mixed_rows() + 1,
+            _ => self.mixed_rows().saturating_sub(decode_rows).max(MIN_CHUNK),
+        };
         alone.min(beside).min(room)
     }
 

@@ -71,6 +71,7 @@ impl Simulation {
             straggler_window: Duration::from_micros(random.below(300).into()),
             prefill_step: Duration::from_millis(random.below(100).into()),
             prefill_stretch: 8.0 * random.unit(),
+            kv_per_sequence: random.once_in(2),
         };
         let failures = [0, 3, 20][random.below(3) as usize];
         Self {

@@ -13,6 +13,7 @@ fn limits() -> Limits {
         straggler_window: Duration::ZERO,
         prefill_step: Duration::from_millis(25),
         prefill_stretch: 2.0,
+        kv_per_sequence: false,
     }
 }
 
@@ -200,8 +201,8 @@ fn where_there_is_not_a_row_for_each_prompt_the_oldest_go_first() {
 
 #[test]
 fn a_chunk_beside_others_follows_the_measured_time() {
-    let rows_after = |elapsed: Duration| {
-        let limits = Limits { max_sequences: 2, batch: 512, window: 100_000, ..limits() };
+    let rows_after = |elapsed: Duration, kv_per_sequence: bool| {
+        let limits = Limits { max_sequences: 2, batch: 512, window: 100_000, kv_per_sequence, ..limits() };
         let mut scheduler = prompted(limits, &[0], 5);
         assert!(scheduler.ask(0, 1));
         assert_eq!(planned(&mut scheduler), [(0, 5, 1)]);
@@ -216,14 +217,16 @@ fn a_chunk_beside_others_follows_the_measured_time() {
         }
         rows
     };
-    let at_pace = rows_after(Duration::from_millis(25));
+    let at_pace = rows_after(Duration::from_millis(25), false);
     assert_eq!(at_pace, [63; 30], "as long as it should be, and the step as large as before");
-    let fast = rows_after(STEP);
+    let fast = rows_after(STEP, false);
     assert_eq!(fast[..7], [63, 95, 127, 191, 255, 383, 511], "sizes that a step's graph is made for once");
     assert_eq!(fast[7..], [511; 23], "a batch");
-    let slow = rows_after(STEP * 20);
+    let slow = rows_after(STEP * 20, false);
     assert_eq!(slow[..5], [63, 47, 31, 23, 16]);
     assert_eq!(slow[5..], [16; 25], "the least");
+    let split = rows_after(STEP, true);
+    assert_eq!(split[..7], [65, 97, 129, 193, 257, 385, 511], "its first row shares the others' ubatch");
 }
 
 #[test]

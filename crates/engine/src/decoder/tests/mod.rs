@@ -86,6 +86,7 @@ impl Rig {
                 straggler_window: Duration::from_micros(50),
                 prefill_step: Duration::from_millis(25),
                 prefill_stretch: 3.0,
+                kv_per_sequence: false,
             },
             asynchronous: options.asynchronous,
             rolls_back: options.rolls_back,

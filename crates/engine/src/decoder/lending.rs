@@ -1,0 +1,94 @@
+//! The decoder's side of [`crate::prefill`]: which prompt is decoded elsewhere, and what comes back.
+
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+
+use super::{Decoder, share_of_cores};
+use crate::backend::Backend;
+use crate::metrics::add;
+use crate::prefill::{Job, Prefilled};
+
+/// A prompt that is decoded elsewhere.
+pub(super) struct Lent {
+    pub(super) slot: u32,
+    pub(super) unwanted: Arc<AtomicBool>,
+}
+
+impl<B: Backend> Decoder<B> {
+    /// Has a long prompt decoded elsewhere, if somebody streams here.
+    pub(super) fn lend(&mut self) {
+        let Some(prefiller) = self.prefiller.as_ref().filter(|_| self.lent.is_none()) else { return };
+        let Some((slot, arrival)) = self.scheduler.lend() else { return };
+        let start = self.scheduler.positions(slot);
+        let state = if start > 0 { self.backend.save(slot) } else { Some(Vec::new()) };
+        let session = self.sessions[slot as usize].as_ref();
+        let unwanted = Arc::new(AtomicBool::new(false));
+        let job = state.zip(session).map(|(state, session)| Job {
+            slot,
+            arrival,
+            start,
+            state,
+            tokens: self.scheduler.lent_tokens(slot).to_vec(),
+            shared: Arc::clone(&session.shared),
+            unwanted: Arc::clone(&unwanted),
+        });
+        if job.is_some_and(|job| prefiller.send(job)) {
+            self.lent = Some(Lent { slot, unwanted });
+        } else {
+            self.stop_lending("the state could not be handed over");
+            self.scheduler.take_back(slot);
+        }
+    }
+
+    pub(super) fn take_prefilled(&mut self, prefilled: Prefilled) {
+        self.lent = None;
+        let Prefilled { slot, arrival, result } = prefilled;
+        let wanted = self.scheduler.is_lent(slot, arrival);
+        match result {
+            Ok(Some(state)) if wanted => {
+                let rows = self.scheduler.lent_tokens(slot).len() as u32;
+                let before = self.scheduler.positions(slot);
+                let loaded = self.backend.load(slot, &state);
+                let held = self.backend.positions(slot).end;
+                if loaded && held == before + rows {
+                    add(&self.setup.counters.separate_prompt_rows, u64::from(rows));
+                    return self.scheduler.returned(slot);
+                }
+                self.stop_lending("the context took no state");
+                self.scheduler.take_back(slot);
+                if held != before {
+                    self.lose(slot, "the memory could not be restored after a prompt was decoded elsewhere");
+                }
+            }
+            Ok(None) if wanted => self.discard(slot),
+            Ok(_) => {}
+            Err(reason) => {
+                self.stop_lending(&reason);
+                if wanted {
+                    self.scheduler.take_back(slot);
+                }
+            }
+        }
+    }
+
+    /// From now on every prompt is decoded here.
+    fn stop_lending(&mut self, reason: &str) {
+        tracing::warn!(reason, "prompts are no longer decoded in a context of their own");
+        self.prefiller = None;
+    }
+
+    /// CPU threads that this engine may have.
+    pub(super) fn threads(&self) -> u32 {
+        self.setup.threads.unwrap_or_else(|| share_of_cores(self.setup.cores))
+    }
+
+    /// CPU threads for a step. Beside a prompt that is decoded elsewhere it gets a quarter: a token waits for memory more than
+    /// for arithmetic, a prompt the other way round.
+    pub(super) fn step_threads(&self) -> u32 {
+        let threads = self.threads();
+        let Some(prefiller) = self.prefiller.as_ref().filter(|_| self.lent.is_some()) else { return threads };
+        let own = (threads / 4).max(1);
+        prefiller.set_threads((threads - own).max(1));
+        own
+    }
+}
