@@ -4,7 +4,8 @@ use std::time::Duration;
 
 use super::Limits;
 
-/// Rows of a step that a prompt shares with others, before anything is measured. Also the least that a prompt gets alone.
+/// Rows of a step that a prompt shares with others, before anything is measured. Also the least that a prompt gets alone:
+/// llama.cpp's attention on a processor is much slower a row with fewer.
 const FIRST_ROWS: u32 = 64;
 /// The least rows that prompts get beside others.
 const MIN_CHUNK: u32 = 16;
@@ -54,16 +55,14 @@ impl Pace {
     /// The rows that prompts get in a step beside so many decode rows.
     pub(super) fn chunk(&self, decode_rows: u32) -> u32 {
         let room = self.batch - decode_rows.min(self.batch);
-        let alone =
-            self.prompt_row.map_or(room, |row| size_below((LONGEST_CHUNK / row) as u32).max(FIRST_ROWS));
-        // So that the ubatch with the prompt's rows has the size that was chosen. llama.cpp's ways with rows change at powers
-        // of two.
-        let beside = match decode_rows {
-            0 => room,
+        let chunk = match decode_rows {
+            0 => self.prompt_row.map_or(room, |row| size_below((LONGEST_CHUNK / row) as u32).max(FIRST_ROWS)),
+            // So that the ubatch with the prompt's rows has the size that was chosen: llama.cpp's ways with rows change at
+            // powers of two.
             _ if self.kv_per_sequence => self.mixed_rows() + 1,
             _ => self.mixed_rows().saturating_sub(decode_rows).max(MIN_CHUNK),
         };
-        alone.min(beside).min(room)
+        chunk.min(room)
     }
 
     /// Rows of a step with a prompt beside others. Before one was measured, as many as a prompt alone would fill the time
