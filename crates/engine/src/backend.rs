@@ -52,7 +52,7 @@ pub(crate) trait Backend {
 
     /// Puts what was saved into a slot, in place of what that held. `false`: it cannot; what the slot holds then, if
     /// anything, says [`Backend::positions`].
-    fn load(&mut self, slot: u32, state: &[u8]) -> bool;
+    fn load(&mut self, slot: u32, state: Vec<u8>) -> bool;
 
     /// Sets the CPU threads for the next decodes.
     fn set_threads(&mut self, threads: u32);

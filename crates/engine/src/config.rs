@@ -42,7 +42,7 @@ pub struct EngineConfig {
     pub main_device: u32,
     /// How several GPUs share the model. Default [`SplitMode::Layer`].
     pub split_mode: SplitMode,
-    /// CPU threads for a step. `None`: the machine's physical cores, shared out among the engines of this process.
+    /// CPU threads for a step, those of a separate prompt ([`PrefillContext::Separate`]) included. `None`: the machine's physical cores, shared out among the engines of this process.
     pub threads: Option<NonZeroU32>,
     /// Threads that choose tokens when a step has several rows, the decoder's own included. `None`: up to eight cores where
     /// a GPU does the model's work, else one.
@@ -176,18 +176,19 @@ pub enum SplitMode {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 #[non_exhaustive]
 pub enum PrefillContext {
-    /// [`PrefillContext::Separate`] where the processor does the model's work with four threads or more, else
-    /// [`PrefillContext::Shared`].
+    /// [`PrefillContext::Separate`] where the processor does the model's work and the engine has four threads or more at the
+    /// time, else [`PrefillContext::Shared`].
     #[default]
     Auto,
     /// In the steps of those who stream, a chunk of it in each, which makes these steps longer: see
     /// [`EngineConfig::prefill_step`].
     Shared,
     /// In a second llama.cpp context, on a thread of its own with three quarters of the CPU threads; then its keys and values
-    /// are copied. Streams go on at nearly their own speed. It takes the memory of one more sequence, from the first such
-    /// prompt on, and as much again while it copies. One prompt at a time; further ones are decoded as with
-    /// [`PrefillContext::Shared`], and so are all with a model that has more than full attention
-    /// ([`MemoryKind::Full`]), or if the second context cannot be made.
+    /// are copied, which the streams wait for. Meanwhile they go on with a quarter of the threads, one at least. It takes the
+    /// memory of one more sequence, from the first such prompt on, and as much again while it copies. One prompt at a time;
+    /// further ones are decoded as with [`PrefillContext::Shared`] on the streams' threads, and so are all with a model that
+    /// has more than full attention ([`MemoryKind::Full`]), those of a few tokens for a sequence that holds many, and all after
+    /// the second context has failed.
     Separate,
 }
 

@@ -39,6 +39,8 @@ pub(crate) struct Setup {
     /// CPU threads; `None`: as many as `cores` allow.
     pub(crate) threads: Option<u32>,
     pub(crate) cores: u32,
+    /// Threads from which on long prompts are lent.
+    pub(crate) lend_from_threads: u32,
     /// Threads that choose tokens.
     pub(crate) sampling_threads: usize,
     pub(crate) is_eog: Box<dyn Fn(Token) -> bool + Send>,
@@ -151,9 +153,7 @@ impl<B: Backend> Decoder<B> {
                 Decision::Idle => {
                     waiting_since = None;
                     self.flush();
-                    if let Some(prefiller) = &self.prefiller {
-                        prefiller.set_threads(self.threads());
-                    }
+                    self.leave_threads();
                     self.commands.recv().map_err(|_| RecvTimeoutError::Disconnected)
                 }
             };
@@ -295,7 +295,7 @@ impl<B: Backend> Decoder<B> {
     }
 
     fn step(&mut self) {
-        let threads = self.step_threads();
+        let threads = self.share_threads();
         self.backend.set_threads(threads);
         if !self.setup.asynchronous {
             self.flush();

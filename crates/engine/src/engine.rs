@@ -19,10 +19,11 @@ use crate::model::{MemoryKind, Model};
 use crate::prefill::Prefiller;
 use crate::protocol::{Command, answer};
 use crate::sampling::Masks;
-use crate::scheduler::Limits;
+use crate::scheduler::{LENT_THREADS, Limits};
 use crate::sequence::{Link, Sequence};
 
-/// A loaded model, its one llama.cpp context, and the thread that decodes for all sequences.
+/// A loaded model, the llama.cpp context of all sequences, and the thread that decodes for them. (A long prompt may have a
+/// context and a thread of its own: [`PrefillContext`].)
 ///
 /// It may be shared between threads (`Arc<Engine>`, or by reference). Dropping it ends what is in flight with a
 /// `Shutdown` error, joins the thread and frees the context; sequences that outlive it answer with that error.
@@ -52,9 +53,6 @@ const PREFILL_STRETCH: f32 = 4.0;
 const DEVICE_PREFILL_STEP: Duration = Duration::from_millis(50);
 /// The same on a processor, where llama.cpp's faster attention begins with 64 rows.
 const PROCESSOR_PREFILL_STEP: Duration = Duration::from_millis(400);
-/// CPU threads from which on a long prompt has a context of its own by default: with fewer, a stream's quarter of them would
-/// be more than a quarter.
-const SEPARATE_FROM_THREADS: u32 = 4;
 /// Rows of a chunk in the context for long prompts: enough for llama.cpp's faster ways, and few enough to change the threads
 /// soon.
 const SEPARATE_CHUNK: u32 = 128;
@@ -256,7 +254,7 @@ impl Start {
     /// The thread for long prompts, where one pays.
     fn prefiller(&self, model: &Arc<LlamaModel>, most_threads: u32) -> Option<Prefiller> {
         let separate = match self.config.prefill_context {
-            PrefillContext::Auto => !model.offloaded() && most_threads >= SEPARATE_FROM_THREADS,
+            PrefillContext::Auto => !model.offloaded() && most_threads >= LENT_THREADS,
             PrefillContext::Shared => false,
             PrefillContext::Separate => true,
         };
@@ -304,6 +302,10 @@ impl Start {
             },
             threads,
             cores,
+            lend_from_threads: match config.prefill_context {
+                PrefillContext::Separate => 1,
+                _ => LENT_THREADS,
+            },
             sampling_threads: match config.sampling_threads {
                 Some(threads) => threads.get() as usize,
                 None if model.offloaded() => MAX_SAMPLING_THREADS.min(cores as usize),

@@ -53,7 +53,7 @@ counters! {
     decode_steps,
     /// Rows that were a sequence's last token.
     decode_rows,
-    /// Rows that were part of a prompt.
+    /// Rows that were part of a prompt, without those of `separate_prompt_rows`.
     prompt_rows,
     /// Rows of prompts that were decoded in a context of their own, in no step. See
     /// [`PrefillContext`](crate::PrefillContext).

@@ -70,7 +70,7 @@ impl Prefiller {
 
     /// Sets the CPU threads from the next chunk on.
     pub(crate) fn set_threads(&self, threads: u32) {
-        self.threads.store(threads, Ordering::Relaxed);
+        self.threads.store(threads.max(1), Ordering::Relaxed);
     }
 }
 
@@ -94,13 +94,16 @@ struct Worker {
 impl Worker {
     fn run<B: Backend>(&self, make: &dyn Fn() -> Result<B, String>, jobs: &Receiver<Job>) {
         let mut backend = None;
-        while let Ok(job) = jobs.recv() {
+        while let Ok(mut job) = jobs.recv() {
             let work = || {
+                if self.is_unwanted(&job) {
+                    return Ok(None);
+                }
                 let backend = match &mut backend {
                     Some(backend) => backend,
                     none => none.insert(make()?),
                 };
-                self.decode(backend, &job)
+                self.decode(backend, &mut job)
             };
             let result =
                 catch_unwind(AssertUnwindSafe(work)).unwrap_or_else(|_| Err("it panicked".to_owned()));
@@ -113,13 +116,13 @@ impl Worker {
         }
     }
 
-    fn decode<B: Backend>(&self, backend: &mut B, job: &Job) -> Result<Option<Vec<u8>>, String> {
-        let unwanted = || {
-            self.stop.load(Ordering::Relaxed)
-                || job.unwanted.load(Ordering::Relaxed)
-                || job.shared.is_cancelled()
-        };
-        if !backend.remove(SLOT, 0) || (job.start > 0 && !backend.load(SLOT, &job.state)) {
+    fn is_unwanted(&self, job: &Job) -> bool {
+        self.stop.load(Ordering::Relaxed) || job.unwanted.load(Ordering::Relaxed) || job.shared.is_cancelled()
+    }
+
+    fn decode<B: Backend>(&self, backend: &mut B, job: &mut Job) -> Result<Option<Vec<u8>>, String> {
+        let state = std::mem::take(&mut job.state);
+        if !backend.remove(SLOT, 0) || (job.start > 0 && !backend.load(SLOT, state)) {
             return Err("the context took no state".to_owned());
         }
         let mut rows = Vec::with_capacity(self.chunk as usize);
@@ -134,14 +137,14 @@ impl Worker {
             }));
             position += tokens.len() as u32;
             backend.set_threads(self.threads.load(Ordering::Relaxed));
-            match backend.decode(&rows, &unwanted) {
+            match backend.decode(&rows, &|| self.is_unwanted(job)) {
                 Ok(()) => backend.synchronize(),
-                Err(_) if unwanted() => return Ok(None),
+                Err(DecodeFailure::Aborted) => return Ok(None),
+                Err(DecodeFailure::NoKvCells) => return Err("the context had no cells".to_owned()),
                 Err(DecodeFailure::Failed(reason)) => return Err(reason),
-                Err(failure) => return Err(format!("{failure:?}")),
             }
         }
-        if unwanted() {
+        if self.is_unwanted(job) {
             return Ok(None);
         }
         backend.save(SLOT).map(Some).ok_or_else(|| "the context gave no state".to_owned())

@@ -277,7 +277,7 @@ impl Backend for Scripted {
         Some(self.slots[slot as usize].iter().flat_map(|token| token.to_ne_bytes()).collect())
     }
 
-    fn load(&mut self, slot: u32, state: &[u8]) -> bool {
+    fn load(&mut self, slot: u32, state: Vec<u8>) -> bool {
         let (tokens, _) = state.as_chunks();
         self.slots[slot as usize] = tokens.iter().map(|&token| Token::from_ne_bytes(token)).collect();
         let refused = self.script.with(|state| state.refuses_states);

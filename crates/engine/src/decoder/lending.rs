@@ -7,6 +7,7 @@ use super::{Decoder, share_of_cores};
 use crate::backend::Backend;
 use crate::metrics::add;
 use crate::prefill::{Job, Prefilled};
+use crate::scheduler::LENT_THREADS;
 
 /// A prompt that is decoded elsewhere.
 pub(super) struct Lent {
@@ -17,7 +18,9 @@ pub(super) struct Lent {
 impl<B: Backend> Decoder<B> {
     /// Has a long prompt decoded elsewhere, if somebody streams here.
     pub(super) fn lend(&mut self) {
-        let Some(prefiller) = self.prefiller.as_ref().filter(|_| self.lent.is_none()) else { return };
+        let few_threads = self.threads() < self.setup.lend_from_threads;
+        let may_lend = self.lent.is_none() && !few_threads;
+        let Some(prefiller) = self.prefiller.as_ref().filter(|_| may_lend) else { return };
         let Some((slot, arrival)) = self.scheduler.lend() else { return };
         let start = self.scheduler.positions(slot);
         let state = if start > 0 { self.backend.save(slot) } else { Some(Vec::new()) };
@@ -32,23 +35,26 @@ impl<B: Backend> Decoder<B> {
             shared: Arc::clone(&session.shared),
             unwanted: Arc::clone(&unwanted),
         });
+        prefiller.set_threads(self.threads() - self.own_threads());
         if job.is_some_and(|job| prefiller.send(job)) {
             self.lent = Some(Lent { slot, unwanted });
         } else {
             self.stop_lending("the state could not be handed over");
+            self.scheduler.end_lending();
             self.scheduler.take_back(slot);
         }
     }
 
     pub(super) fn take_prefilled(&mut self, prefilled: Prefilled) {
         self.lent = None;
+        self.scheduler.end_lending();
         let Prefilled { slot, arrival, result } = prefilled;
         let wanted = self.scheduler.is_lent(slot, arrival);
         match result {
             Ok(Some(state)) if wanted => {
                 let rows = self.scheduler.lent_tokens(slot).len() as u32;
                 let before = self.scheduler.positions(slot);
-                let loaded = self.backend.load(slot, &state);
+                let loaded = self.backend.load(slot, state);
                 let held = self.backend.positions(slot).end;
                 if loaded && held == before + rows {
                     add(&self.setup.counters.separate_prompt_rows, u64::from(rows));
@@ -60,7 +66,8 @@ impl<B: Backend> Decoder<B> {
                     self.lose(slot, "the memory could not be restored after a prompt was decoded elsewhere");
                 }
             }
-            Ok(None) if wanted => self.discard(slot),
+            // If it was cancelled, that is seen next.
+            Ok(None) if wanted => self.scheduler.take_back(slot),
             Ok(_) => {}
             Err(reason) => {
                 self.stop_lending(&reason);
@@ -78,17 +85,29 @@ impl<B: Backend> Decoder<B> {
     }
 
     /// CPU threads that this engine may have.
-    pub(super) fn threads(&self) -> u32 {
+    fn threads(&self) -> u32 {
         self.setup.threads.unwrap_or_else(|| share_of_cores(self.setup.cores))
     }
 
-    /// CPU threads for a step. Beside a prompt that is decoded elsewhere it gets a quarter: a token waits for memory more than
-    /// for arithmetic, a prompt the other way round.
-    pub(super) fn step_threads(&self) -> u32 {
+    /// CPU threads for a step beside a prompt that is decoded elsewhere: a token waits for memory more than for arithmetic, a
+    /// prompt the other way round.
+    fn own_threads(&self) -> u32 {
+        (self.threads() / LENT_THREADS).max(1)
+    }
+
+    /// Shares the threads out, and returns those of the next step.
+    pub(super) fn share_threads(&self) -> u32 {
         let threads = self.threads();
         let Some(prefiller) = self.prefiller.as_ref().filter(|_| self.lent.is_some()) else { return threads };
-        let own = (threads / 4).max(1);
-        prefiller.set_threads((threads - own).max(1));
+        let own = self.own_threads();
+        prefiller.set_threads(threads - own);
         own
+    }
+
+    /// With nothing to do here, and nobody who might ask for something, a lent prompt gets all threads.
+    pub(super) fn leave_threads(&self) {
+        if let Some(prefiller) = self.prefiller.as_ref().filter(|_| !self.scheduler.is_streaming()) {
+            prefiller.set_threads(self.threads());
+        }
     }
 }

@@ -1,6 +1,5 @@
 //! The one `llama_context`, and the batch that feeds it.
 
-use std::borrow::Cow;
 use std::ffi::c_void;
 use std::ops::Range;
 use std::sync::Arc;
@@ -191,19 +190,24 @@ impl Backend for LlamaContext {
         let context = self.context;
         // SAFETY: the context is alive, and the slot is below n_seq_max.
         let size = guard(|| unsafe { throwing::llama_state_seq_get_size(context, slot as i32) }).ok()?;
-        let mut state = vec![0; size];
+        let mut state = Vec::new();
+        state.try_reserve_exact(size).ok()?;
         let buffer = state.as_mut_ptr();
-        // SAFETY: as above; the buffer is writable for `size` bytes.
+        // SAFETY: as above; the buffer has room for `size` bytes.
         let saved =
             guard(|| unsafe { throwing::llama_state_seq_get_data(context, buffer, size, slot as i32) })
                 .ok()?;
-        (saved == size && size > 0).then_some(())?;
+        if saved != size || size == 0 {
+            return None;
+        }
+        // SAFETY: that many bytes are reserved, and llama.cpp has written them all.
+        unsafe { state.set_len(size) };
         of_one_stream(state, self.streams, slot as usize)
     }
 
-    fn load(&mut self, slot: u32, state: &[u8]) -> bool {
+    fn load(&mut self, slot: u32, state: Vec<u8>) -> bool {
         let context = self.context;
-        let state = of_streams(state, self.streams);
+        let Some(state) = of_streams(state, self.streams) else { return false };
         let (pointer, size) = (state.as_ptr(), state.len());
         // SAFETY: the context is alive, the slot is below n_seq_max, and `state` outlives the call.
         guard(|| unsafe { throwing::llama_state_seq_set_data(context, pointer, size, slot as i32) })
@@ -232,14 +236,15 @@ fn of_one_stream(mut state: Vec<u8>, streams: usize, slot: usize) -> Option<Vec<
 }
 
 /// The state of a context with one KV buffer as one that a context with so many takes for any of its sequences.
-fn of_streams(state: &[u8], streams: usize) -> Cow<'_, [u8]> {
-    if streams == 1 || state.len() < STATE_HEADER {
-        return Cow::Borrowed(state);
+fn of_streams(mut state: Vec<u8>, streams: usize) -> Option<Vec<u8>> {
+    if streams > 1 {
+        state.get_mut(STATE_HEADER - COUNT..STATE_HEADER)?.copy_from_slice(&(streams as u32).to_ne_bytes());
+        // Exactly, since a state is large.
+        let others = COUNT * (streams - 1);
+        state.try_reserve_exact(others).ok()?;
+        state.resize(state.len() + others, 0);
     }
-    let mut state = state.to_vec();
-    state[STATE_HEADER - COUNT..STATE_HEADER].copy_from_slice(&(streams as u32).to_ne_bytes());
-    state.resize(state.len() + COUNT * (streams - 1), 0);
-    Cow::Owned(state)
+    Some(state)
 }
 
 /// Owns a pool of ggml's CPU threads.

@@ -36,6 +36,11 @@ pub(crate) struct Limits {
     pub(crate) kv_per_sequence: bool,
 }
 
+/// While a prompt is lent, a step has one thread in so many.
+pub(crate) const LENT_THREADS: u32 = 4;
+/// A prompt is lent if it is at least one token for so many that its sequence holds, all of which are copied there and back.
+const LENT_SHARE: u32 = 8;
+
 /// What to do next.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Decision {
@@ -100,6 +105,10 @@ pub(crate) struct Scheduler {
     slots: Vec<Option<Slot>>,
     step: Step,
     pace: Pace,
+    /// The pace while a prompt is lent, which leaves a step fewer threads.
+    lending_pace: Option<Pace>,
+    /// Whether one is.
+    lending: bool,
     arrivals: u64,
     /// The prompts of the step that is being planned: rows, arrival and slot.
     prompts: Vec<(u32, u64, usize)>,
@@ -115,6 +124,8 @@ impl Scheduler {
             slots: (0..limits.max_sequences).map(|_| None).collect(),
             step: Step::default(),
             pace: Pace::new(&limits),
+            lending_pace: None,
+            lending: false,
             arrivals: 0,
             prompts: Vec::new(),
             limits,
@@ -216,8 +227,8 @@ impl Scheduler {
         let decodes = self.slots.iter().flatten().filter(|slot| slot.wants_token(limits)).count() as u32;
         let chunk = self.pace.chunk(decodes);
         let long = |slot: &&mut Slot| {
-            !slot.alone
-                && slot.prompt.as_ref().is_some_and(|prompt| !prompt.lent && prompt.left() > chunk + 1)
+            let pays = |left: u32| left > chunk + 1 && left >= slot.positions / LENT_SHARE;
+            !slot.alone && slot.prompt.as_ref().is_some_and(|prompt| !prompt.lent && pays(prompt.left()))
         };
         let prompts = self.slots.iter_mut().enumerate().filter_map(|(index, slot)| {
             let prompt = slot.as_mut().filter(|slot| long(slot))?.prompt.as_mut()?;
@@ -225,7 +236,24 @@ impl Scheduler {
         });
         let (slot, prompt) = prompts.min_by_key(|(_, prompt)| prompt.arrival).filter(|_| decodes > 0)?;
         prompt.lent = true;
-        Some((slot, prompt.arrival))
+        let arrival = prompt.arrival;
+        self.lending = true;
+        self.lending_pace.get_or_insert_with(|| self.pace.slowed(LENT_THREADS));
+        Some((slot, arrival))
+    }
+
+    /// Nobody works on a lent prompt any more.
+    pub(crate) fn end_lending(&mut self) {
+        self.lending = false;
+    }
+
+    /// Whether somebody has a completion that may go on.
+    pub(crate) fn is_streaming(&self) -> bool {
+        self.slots.iter().flatten().any(|slot| slot.is_streaming(&self.limits))
+    }
+
+    fn pace(&self) -> &Pace {
+        self.lending_pace.as_ref().filter(|_| self.lending).unwrap_or(&self.pace)
     }
 
     /// What is to be decoded of a prompt that is lent: all but the last token, whose logits are wanted here.
@@ -287,7 +315,7 @@ impl Scheduler {
             return Decision::Idle;
         }
         if self.slots.iter().flatten().any(|slot| slot.is_expected(limits)) {
-            let window = self.pace.straggler_window();
+            let window = self.pace().straggler_window();
             if let Some(left) = window.checked_sub(waited).filter(|left| !left.is_zero()) {
                 return Decision::Wait(left);
             }
@@ -304,7 +332,7 @@ impl Scheduler {
 
     /// Sets each prompt's rows for this step: equal shares, and what the short ones leave goes to the others.
     fn share_out_prompt_rows(&mut self, decodes: usize) {
-        let mut room = self.pace.chunk(decodes as u32);
+        let mut room = self.pace().chunk(decodes as u32);
         let count = self.prompts.len() as u32;
         if room >= count {
             self.prompts.sort_unstable();
@@ -331,9 +359,10 @@ impl Scheduler {
     }
 
     fn plan_alone(&mut self, index: usize) -> Decision {
+        let most = self.pace().chunk(0);
         if let Some(slot) = &self.slots[index] {
             if let Some(prompt) = &slot.prompt {
-                push_prompt(&mut self.step, index, slot, prompt.left().min(self.pace.chunk(0)));
+                push_prompt(&mut self.step, index, slot, prompt.left().min(most));
             } else if slot.wants_token(&self.limits) {
                 push_decode(&mut self.step, index, slot);
             }
@@ -350,7 +379,8 @@ impl Scheduler {
     pub(crate) fn commit(&mut self, elapsed: Duration) {
         let prompt_rows = self.step.parts.iter().filter(|part| part.prompt).map(|part| part.rows).sum();
         let decode_rows = self.step.parts.iter().filter(|part| !part.prompt).count() as u32;
-        self.pace.note(decode_rows, prompt_rows, elapsed);
+        let pace = self.lending_pace.as_mut().filter(|_| self.lending).unwrap_or(&mut self.pace);
+        pace.note(decode_rows, prompt_rows, elapsed);
         for part in &self.step.parts {
             let Some(slot) = &mut self.slots[part.slot as usize] else { continue };
             slot.alone = false;

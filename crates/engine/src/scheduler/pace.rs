@@ -9,7 +9,8 @@ use super::Limits;
 const FIRST_ROWS: u32 = 64;
 /// The least rows that prompts get beside others.
 const MIN_CHUNK: u32 = 16;
-/// How long a step with nothing but prompts should take at most: a sequence that comes meanwhile waits for it.
+/// How long a step with nothing but prompts should take at most, if one beside others may not take longer: a sequence that
+/// comes meanwhile waits for it.
 const LONGEST_CHUNK: f32 = 0.2;
 /// A step this much longer than it should be makes the next chunk smaller.
 const TOO_LONG: f32 = 1.2;
@@ -52,11 +53,19 @@ impl Pace {
         }
     }
 
+    /// The pace of steps that take so many times as long, before any of them is measured.
+    pub(super) fn slowed(&self, times: u32) -> Self {
+        let prompt_row = self.prompt_row.map(|row| row * times as f32);
+        Self { prompt_row, decode_step: None, mixed_rows: None, ..*self }
+    }
+
     /// The rows that prompts get in a step beside so many decode rows.
     pub(super) fn chunk(&self, decode_rows: u32) -> u32 {
         let room = self.batch - decode_rows.min(self.batch);
         let chunk = match decode_rows {
-            0 => self.prompt_row.map_or(room, |row| size_below((LONGEST_CHUNK / row) as u32).max(FIRST_ROWS)),
+            0 => self.prompt_row.map_or(room, |row| {
+                size_below((self.prefill_step.max(LONGEST_CHUNK) / row) as u32).max(FIRST_ROWS)
+            }),
             // So that the ubatch with the prompt's rows has the size that was chosen: llama.cpp's ways with rows change at
             // powers of two.
             _ if self.kv_per_sequence => self.mixed_rows() + 1,

@@ -247,6 +247,7 @@ impl Simulation {
             return;
         };
         self.lent = None;
+        self.scheduler.end_lending();
         if !self.scheduler.is_lent(slot, arrival) {
             return;
         }

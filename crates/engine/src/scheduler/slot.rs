@@ -97,6 +97,15 @@ impl Slot {
             && (self.asked > self.sampled() || ahead)
     }
 
+    /// Whether its completion may go on.
+    pub(super) fn is_streaming(&self, limits: &Limits) -> bool {
+        self.prompt.is_none()
+            && !self.history.is_empty()
+            && self.asked > 0
+            && !self.ended
+            && self.positions < limits.window
+    }
+
     /// Whether its host has its last token, and is likely to ask for the next at once.
     pub(super) fn is_expected(&self, limits: &Limits) -> bool {
         limits.run_ahead == 0

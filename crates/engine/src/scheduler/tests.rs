@@ -103,6 +103,47 @@ fn a_long_prompt_beside_a_stream_is_lent_but_for_its_last_token() {
 }
 
 #[test]
+fn a_few_tokens_are_not_worth_the_copy_of_many() {
+    let lent = |held: usize, rest: usize| {
+        let limits = Limits { window: 10_000, ..limits() };
+        let mut scheduler = prompted(limits, &[0], 4);
+        scheduler.prompt(1, vec![1; held]);
+        run(&mut scheduler);
+        assert!(scheduler.ask(0, 9));
+        scheduler.prompt(1, vec![1; rest]);
+        scheduler.lend().is_some()
+    };
+    assert!(lent(800, 100) && lent(100, 100) && lent(1, 5000));
+    assert!(!lent(808, 100), "an eighth of what it holds is more");
+}
+
+#[test]
+fn while_a_prompt_is_lent_steps_are_taken_for_slower() {
+    let limits = Limits { max_sequences: 3, batch: 512, window: 100_000, ..limits() };
+    let mut scheduler = with_sequences(limits);
+    scheduler.prompt(0, vec![1; 100]);
+    planned(&mut scheduler);
+    commit(&mut scheduler, Duration::from_micros(100) * 100);
+    assert!(scheduler.ask(0, 99));
+    planned(&mut scheduler);
+    commit(&mut scheduler, STEP);
+    scheduler.prompt(1, vec![1; 50_000]);
+    scheduler.prompt(2, vec![1; 50_000]);
+    assert_eq!(scheduler.lend().map(|lent| lent.0), Some(1));
+    assert!(scheduler.is_streaming());
+    assert_eq!(
+        planned(&mut scheduler)[1],
+        (2, 0, 47),
+        "25 ms are 250 rows, and 62 with a quarter of the threads"
+    );
+    commit(&mut scheduler, STEP * 20);
+    assert_eq!(planned(&mut scheduler)[1], (2, 47, 31), "it was too slow");
+    commit(&mut scheduler, STEP * 20);
+    scheduler.end_lending();
+    assert_eq!(planned(&mut scheduler)[1].2, 191, "what was measured meanwhile says nothing of other times");
+}
+
+#[test]
 fn nothing_to_do_is_idle() {
     let mut scheduler = with_sequences(limits());
     assert_eq!(scheduler.plan(Duration::ZERO), Decision::Idle);

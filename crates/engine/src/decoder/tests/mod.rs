@@ -94,6 +94,7 @@ impl Rig {
             forgets_beyond: None,
             threads: Some(1),
             cores: 1,
+            lend_from_threads: 1,
             sampling_threads: options.sampling_threads,
             is_eog: Box::new(options.is_eog),
             vocabulary_size: VOCABULARY as usize,
