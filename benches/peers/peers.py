@@ -145,10 +145,11 @@ def scenario(name, args, model, n, run):
         command += ["--" + flag.replace("_", "-"), getattr(args, flag)]
     output = subprocess.run([str(word) for word in command], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
     for line in output.stdout.splitlines():
+        result = json.loads(line)
         # A processor is always one of the devices.
-        args.on_gpu = args.gpu_layers != 0 and len(json.loads(line).get("machine", {}).get("devices", [])) > 1
+        args.on_gpu = args.gpu_layers != 0 and len(result.get("machine", {}).get("devices", [])) > 1
         if run > 0 or output.returncode != 0:
-            print(json.dumps({**json.loads(line), "run": run}), flush=True)
+            print(json.dumps({**result, "run": run}), flush=True)
     return output.returncode == 0
 
 

@@ -42,7 +42,8 @@ pub struct EngineConfig {
     pub main_device: u32,
     /// How several GPUs share the model. Default [`SplitMode::Layer`].
     pub split_mode: SplitMode,
-    /// CPU threads for a step, those of a separate prompt ([`PrefillContext::Separate`]) included. `None`: the machine's physical cores, shared out among the engines of this process.
+    /// CPU threads for a step, those of a separate prompt ([`PrefillContext::Separate`]) included. `None`: the machine's
+    /// physical cores, shared out among the engines of this process.
     pub threads: Option<NonZeroU32>,
     /// Threads that choose tokens when a step has several rows, the decoder's own included. `None`: up to eight cores where
     /// a GPU does the model's work, else one.

@@ -39,8 +39,6 @@ pub(crate) struct Setup {
     /// CPU threads; `None`: as many as `cores` allow.
     pub(crate) threads: Option<u32>,
     pub(crate) cores: u32,
-    /// Threads from which on long prompts are lent.
-    pub(crate) lend_from_threads: u32,
     /// Threads that choose tokens.
     pub(crate) sampling_threads: usize,
     pub(crate) is_eog: Box<dyn Fn(Token) -> bool + Send>,

@@ -253,13 +253,14 @@ impl Start {
 
     /// The thread for long prompts, where one pays.
     fn prefiller(&self, model: &Arc<LlamaModel>, most_threads: u32) -> Option<Prefiller> {
-        let separate = match self.config.prefill_context {
-            PrefillContext::Auto => !model.offloaded() && most_threads >= LENT_THREADS,
-            PrefillContext::Shared => false,
-            PrefillContext::Separate => true,
+        let from_threads = match self.config.prefill_context {
+            PrefillContext::Auto if !model.offloaded() => LENT_THREADS,
+            PrefillContext::Auto | PrefillContext::Shared => return None,
+            PrefillContext::Separate => 1,
         };
         // What a state holds of other memories is less than the memory does.
-        if !separate || model.memory_kind() != MemoryKind::Full || self.config.max_sequences < 2 {
+        let possible = model.memory_kind() == MemoryKind::Full && self.config.max_sequences > 1;
+        if !possible || most_threads < from_threads {
             return None;
         }
         let mut config = self.config.clone();
@@ -271,7 +272,7 @@ impl Start {
         let make = move || {
             LlamaContext::new(&model, &config, most_threads, most_threads).map_err(|error| error.to_string())
         };
-        Prefiller::start(make, chunk, self.commands.clone())
+        Prefiller::start(make, chunk, from_threads, self.commands.clone())
             .inspect_err(|error| tracing::warn!(%error, "no thread for long prompts"))
             .ok()
     }
@@ -302,10 +303,6 @@ impl Start {
             },
             threads,
             cores,
-            lend_from_threads: match config.prefill_context {
-                PrefillContext::Separate => 1,
-                _ => LENT_THREADS,
-            },
             sampling_threads: match config.sampling_threads {
                 Some(threads) => threads.get() as usize,
                 None if model.offloaded() => MAX_SAMPLING_THREADS.min(cores as usize),

@@ -17,9 +17,6 @@ const SLOT: u32 = 0;
 
 /// A prompt to decode.
 pub(crate) struct Job {
-    pub(crate) slot: u32,
-    /// Which prompt of the slot it is.
-    pub(crate) arrival: u64,
     /// What the memory holds of the sequence already: so many positions.
     pub(crate) start: u32,
     pub(crate) state: Vec<u8>,
@@ -29,16 +26,13 @@ pub(crate) struct Job {
     pub(crate) unwanted: Arc<AtomicBool>,
 }
 
-/// What became of a [`Job`].
-pub(crate) struct Prefilled {
-    pub(crate) slot: u32,
-    pub(crate) arrival: u64,
-    /// The sequence's state with all tokens in it; `None`: nobody wanted it any more.
-    pub(crate) result: Result<Option<Vec<u8>>, String>,
-}
+/// What became of a [`Job`]: the sequence's state with all tokens in it; `None`: nobody wanted it any more.
+pub(crate) type Prefilled = Result<Option<Vec<u8>>, String>;
 
 /// The handle on the thread. Dropping it breaks off what is under way, and waits for that.
 pub(crate) struct Prefiller {
+    /// The engine's threads from which on it pays.
+    pub(crate) from_threads: u32,
     jobs: Option<Sender<Job>>,
     threads: Arc<AtomicU32>,
     stop: Arc<AtomicBool>,
@@ -51,6 +45,7 @@ impl Prefiller {
     pub(crate) fn start<B: Backend>(
         make: impl Fn() -> Result<B, String> + Send + 'static,
         chunk: u32,
+        from_threads: u32,
         commands: WeakSender<Command>,
     ) -> std::io::Result<Self> {
         let (jobs, queue) = flume::bounded(1);
@@ -59,7 +54,7 @@ impl Prefiller {
         let thread = std::thread::Builder::new()
             .name("prefill".to_owned())
             .spawn(move || worker.run(&make, &queue))?;
-        Ok(Self { jobs: Some(jobs), threads, stop, thread: Some(thread) })
+        Ok(Self { from_threads, jobs: Some(jobs), threads, stop, thread: Some(thread) })
     }
 
     /// Gives it a job. There is one at a time. `false`: the thread has ended.
@@ -105,9 +100,8 @@ impl Worker {
                 };
                 self.decode(backend, &mut job)
             };
-            let result =
+            let prefilled =
                 catch_unwind(AssertUnwindSafe(work)).unwrap_or_else(|_| Err("it panicked".to_owned()));
-            let prefilled = Prefilled { slot: job.slot, arrival: job.arrival, result };
             // Whoever waits for this holds the channel open.
             let Some(commands) = self.commands.upgrade() else { return };
             if commands.send(Command::Prefilled(prefilled)).is_err() {
@@ -120,7 +114,7 @@ impl Worker {
         self.stop.load(Ordering::Relaxed) || job.unwanted.load(Ordering::Relaxed) || job.shared.is_cancelled()
     }
 
-    fn decode<B: Backend>(&self, backend: &mut B, job: &mut Job) -> Result<Option<Vec<u8>>, String> {
+    fn decode<B: Backend>(&self, backend: &mut B, job: &mut Job) -> Prefilled {
         let state = std::mem::take(&mut job.state);
         if !backend.remove(SLOT, 0) || (job.start > 0 && !backend.load(SLOT, state)) {
             return Err("the context took no state".to_owned());

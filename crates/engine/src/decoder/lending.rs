@@ -6,29 +6,30 @@ use std::sync::atomic::AtomicBool;
 use super::{Decoder, share_of_cores};
 use crate::backend::Backend;
 use crate::metrics::add;
-use crate::prefill::{Job, Prefilled};
+use crate::prefill::{Job, Prefilled, Prefiller};
 use crate::scheduler::LENT_THREADS;
 
 /// A prompt that is decoded elsewhere.
 pub(super) struct Lent {
     pub(super) slot: u32,
+    /// Which prompt of the slot it is.
+    arrival: u64,
     pub(super) unwanted: Arc<AtomicBool>,
 }
 
 impl<B: Backend> Decoder<B> {
     /// Has a long prompt decoded elsewhere, if somebody streams here.
     pub(super) fn lend(&mut self) {
-        let few_threads = self.threads() < self.setup.lend_from_threads;
-        let may_lend = self.lent.is_none() && !few_threads;
-        let Some(prefiller) = self.prefiller.as_ref().filter(|_| may_lend) else { return };
+        let pays = |prefiller: &&Prefiller| self.threads() >= prefiller.from_threads;
+        let Some(prefiller) = self.prefiller.as_ref().filter(|_| self.lent.is_none()).filter(pays) else {
+            return;
+        };
         let Some((slot, arrival)) = self.scheduler.lend() else { return };
         let start = self.scheduler.positions(slot);
         let state = if start > 0 { self.backend.save(slot) } else { Some(Vec::new()) };
         let session = self.sessions[slot as usize].as_ref();
         let unwanted = Arc::new(AtomicBool::new(false));
         let job = state.zip(session).map(|(state, session)| Job {
-            slot,
-            arrival,
             start,
             state,
             tokens: self.scheduler.lent_tokens(slot).to_vec(),
@@ -37,7 +38,7 @@ impl<B: Backend> Decoder<B> {
         });
         prefiller.set_threads(self.threads() - self.own_threads());
         if job.is_some_and(|job| prefiller.send(job)) {
-            self.lent = Some(Lent { slot, unwanted });
+            self.lent = Some(Lent { slot, arrival, unwanted });
         } else {
             self.stop_lending("the state could not be handed over");
             self.scheduler.end_lending();
@@ -45,12 +46,12 @@ impl<B: Backend> Decoder<B> {
         }
     }
 
+    /// Goes on with a prompt that was lent, if it is still wanted.
     pub(super) fn take_prefilled(&mut self, prefilled: Prefilled) {
-        self.lent = None;
+        let Some(Lent { slot, arrival, .. }) = self.lent.take() else { return };
         self.scheduler.end_lending();
-        let Prefilled { slot, arrival, result } = prefilled;
         let wanted = self.scheduler.is_lent(slot, arrival);
-        match result {
+        match prefilled {
             Ok(Some(state)) if wanted => {
                 let rows = self.scheduler.lent_tokens(slot).len() as u32;
                 let before = self.scheduler.positions(slot);

@@ -223,8 +223,7 @@ impl Scheduler {
     /// Returns its slot and arrival. It stays lent until it is [`Scheduler::returned`], [`Scheduler::take_back`] ends it, or
     /// it is void.
     pub(crate) fn lend(&mut self) -> Option<(u32, u64)> {
-        let limits = &self.limits;
-        let decodes = self.slots.iter().flatten().filter(|slot| slot.wants_token(limits)).count() as u32;
+        let decodes = self.decodes();
         let chunk = self.pace.chunk(decodes);
         let long = |slot: &&mut Slot| {
             let pays = |left: u32| left > chunk + 1 && left >= slot.positions / LENT_SHARE;
@@ -250,6 +249,11 @@ impl Scheduler {
     /// Whether somebody has a completion that may go on.
     pub(crate) fn is_streaming(&self) -> bool {
         self.slots.iter().flatten().any(|slot| slot.is_streaming(&self.limits))
+    }
+
+    /// Sequences whose last token should be in the next step.
+    fn decodes(&self) -> u32 {
+        self.slots.iter().flatten().filter(|slot| slot.wants_token(&self.limits)).count() as u32
     }
 
     fn pace(&self) -> &Pace {
@@ -304,8 +308,7 @@ impl Scheduler {
         }
 
         let limits = &self.limits;
-        let ready = |slot: &Option<Slot>| slot.as_ref().is_some_and(|slot| slot.wants_token(limits));
-        let decodes = self.slots.iter().filter(|slot| ready(slot)).count();
+        let decodes = self.decodes();
         self.prompts.clear();
         self.prompts.extend(self.slots.iter().enumerate().filter_map(|(index, slot)| {
             let prompt = slot.as_ref()?.prompt.as_ref().filter(|prompt| !prompt.lent)?;
@@ -331,8 +334,8 @@ impl Scheduler {
     }
 
     /// Sets each prompt's rows for this step: equal shares, and what the short ones leave goes to the others.
-    fn share_out_prompt_rows(&mut self, decodes: usize) {
-        let mut room = self.pace().chunk(decodes as u32);
+    fn share_out_prompt_rows(&mut self, decodes: u32) {
+        let mut room = self.pace().chunk(decodes);
         let count = self.prompts.len() as u32;
         if room >= count {
             self.prompts.sort_unstable();

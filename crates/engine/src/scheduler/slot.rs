@@ -109,11 +109,8 @@ impl Slot {
     /// Whether its host has its last token, and is likely to ask for the next at once.
     pub(super) fn is_expected(&self, limits: &Limits) -> bool {
         limits.run_ahead == 0
-            && self.prompt.is_none()
-            && self.asked > 0
+            && self.is_streaming(limits)
             && self.asked == self.sampled()
-            && !self.ended
-            && self.positions < limits.window
             && self.misses < MAX_MISSES
     }
 }

@@ -94,7 +94,6 @@ impl Rig {
             forgets_beyond: None,
             threads: Some(1),
             cores: 1,
-            lend_from_threads: 1,
             sampling_threads: options.sampling_threads,
             is_eog: Box::new(options.is_eog),
             vocabulary_size: VOCABULARY as usize,
@@ -109,7 +108,7 @@ impl Rig {
         let prefiller = (options.separate_chunk > 0).then(|| {
             let (script, chunk) = (Arc::clone(&prefill_script), options.separate_chunk);
             let make = move || Ok(Scripted::new(Arc::clone(&script), 1, chunk, true));
-            Prefiller::start(make, chunk, commands.downgrade()).expect("there is a thread")
+            Prefiller::start(make, chunk, 1, commands.downgrade()).expect("there is a thread")
         });
         let decoder = Decoder::new(backend, setup, receiver, prefiller);
         let link = Link {
