@@ -45,8 +45,8 @@ pub struct EngineConfig {
     /// CPU threads for a step, those of a separate prompt ([`PrefillContext::Separate`]) included. `None`: the machine's
     /// physical cores, shared out among the engines of this process.
     pub threads: Option<NonZeroU32>,
-    /// Threads that choose tokens when a step has several rows, the decoder's own included. `None`: up to eight cores where
-    /// a GPU does the model's work, else one.
+    /// Threads that choose tokens when a step's rows are enough work for more than one, the decoder's own included. `None`: up
+    /// to eight cores where a GPU does the model's work, else one.
     pub sampling_threads: Option<NonZeroU32>,
     /// How the sequences' KV cells are laid out. Default [`KvLayout::Auto`].
     pub kv_layout: KvLayout,

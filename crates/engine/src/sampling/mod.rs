@@ -52,8 +52,8 @@ struct Candidate {
     weight: f32,
 }
 
-/// Rows from which on several threads are faster than one, which need not be woken.
-const MIN_PARALLEL_ROWS: usize = 3;
+/// Logits to look at from which on several threads are faster than one, which need not be woken.
+const MIN_SHARED_WORK: usize = 800_000;
 
 /// Threads that share out the rows of whoever runs in this pool; `None`: one is enough.
 pub(crate) fn pool(threads: usize) -> Option<rayon::ThreadPool> {
@@ -91,7 +91,8 @@ impl Sampler {
         let work = |index: usize, row: &mut [f32], scratch: &mut Scratch, choice: &mut Option<Choice>| {
             *choice = choose(row, &request(index), masks, scratch);
         };
-        if count >= MIN_PARALLEL_ROWS && rayon::current_thread_index().is_some() {
+        let looks: usize = (0..count).map(|index| looks(&request(index))).sum();
+        if looks * vocabulary >= MIN_SHARED_WORK && rayon::current_thread_index().is_some() {
             let rows = logits.par_chunks_exact_mut(vocabulary);
             let jobs = rows.zip(&mut self.scratch[..count]).zip(&mut self.choices[..]).enumerate();
             jobs.for_each(|(index, ((row, scratch), choice))| work(index, row, scratch, choice));
@@ -109,6 +110,12 @@ impl Sampler {
     pub(crate) fn choices(&self) -> &[Option<Choice>] {
         &self.choices
     }
+}
+
+/// How often a choice looks at each logit, or what takes as long: the sum behind a log-probability takes three times as long
+/// as the search for the highest.
+fn looks(request: &Request<'_>) -> usize {
+    1 + usize::from(request.config.temperature > 0.0) + 3 * usize::from(request.logprob)
 }
 
 /// Chooses a token from `row`, which is changed. `None`: the row holds no finite value that may be chosen.
