@@ -5,6 +5,7 @@ fn main() {
         .file("src/CotabbyInferenceEngine.cc")
         .include("include")
         .std("c++17")
+        .flag_if_supported("/EHsc")
         .flag_if_supported("-Wall")
         .flag_if_supported("-Wextra")
         .flag_if_supported("-fvisibility=hidden")

@@ -185,9 +185,10 @@ public:
     int getKVPositionCount(int32_t sequence_id) const;
     /// The next completion's first token may not begin with whitespace; then it clears.
     void setForceWordContinuation(int32_t sequence_id, bool enabled);
-    /// Whether `SampleResult::logprob` is computed. Off in a new sequence.
+    /// Whether `SampleResult::logprob` is computed. On in a new sequence; off, it is 0 and costs nothing.
     void setComputeLogprob(int32_t sequence_id, bool enabled);
-    /// Token healing: the next completion first reproduces exactly these bytes. Not built yet: ignored.
+    /// Token healing: the next completion first reproduces exactly these bytes. Not built yet: ignored,
+    /// which `lastErrorMessage` then says.
     void setCompletionPrefix(int32_t sequence_id, const uint8_t* bytes, int byte_count);
 
     // --- A sequence's state, out and in. Not built yet: 0, 0 and false ---
@@ -210,6 +211,7 @@ public:
     int getContextWindowTokens() const;
     int getBatchSize() const;
     int getThreadCount() const;
+    /// Those that were asked for on a GPU; without one they are on the processor all the same.
     int getGPULayerCount() const;
 
     // --- Additions to the first API ---

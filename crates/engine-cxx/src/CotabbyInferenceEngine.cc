@@ -175,12 +175,10 @@ EngineStatus CotabbyInferenceEngine::decodePrompt(int32_t sequence_id, const int
         if (window == 0) {
             return EngineStatus::not_loaded;
         }
-        // More tokens than the window has cannot be right, and are not looked at.
-        if (tokens == nullptr || token_count <= 0 || token_count > window) {
-            bridge::refuse(host, "a prompt must have at least one token, and no more than the window has");
-            return EngineStatus::error;
-        }
-        const rust::Slice<const int32_t> prompt(tokens, static_cast<size_t>(token_count));
+        // Of more tokens than the window has, one too many says as much; the others are not looked at.
+        const int count = tokens == nullptr ? 0 : std::clamp(token_count, 0, window + 1);
+        const auto prompt = count == 0 ? rust::Slice<const int32_t>()
+                                       : rust::Slice<const int32_t>(tokens, static_cast<size_t>(count));
         return static_cast<EngineStatus>(bridge::decode_prompt(host, sequence_id, prompt, start_position));
     });
 }
@@ -221,7 +219,14 @@ void CotabbyInferenceEngine::setComputeLogprob(int32_t sequence_id, bool enabled
     });
 }
 
-void CotabbyInferenceEngine::setCompletionPrefix(int32_t, const uint8_t*, int) {}
+void CotabbyInferenceEngine::setCompletionPrefix(int32_t, const uint8_t*, int byte_count) {
+    on_host(impl_, 0, [&](const bridge::Host& host) {
+        if (byte_count > 0) {
+            bridge::refuse(host, "completion prefixes are not built yet: this one is ignored");
+        }
+        return 0;
+    });
+}
 
 size_t CotabbyInferenceEngine::snapshotSize(int32_t) const {
     return 0;

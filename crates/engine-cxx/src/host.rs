@@ -12,7 +12,7 @@ use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, Weak};
 
 use engine::{
-    Canceller, ChatMessage, Engine, EngineConfig, PromptError, SampleError, SamplingConfig, Sequence,
+    Canceller, ChatMessage, Engine, EngineConfig, Model, PromptError, SampleError, SamplingConfig, Sequence,
 };
 
 use crate::bridge::ffi;
@@ -131,43 +131,37 @@ impl Host {
 
     /// The tokens of a text; none without a model.
     pub fn tokenize(&self, text: &[u8], add_special: bool, parse_special: bool) -> Vec<i32> {
-        let Some(loaded) = self.model() else { return Vec::new() };
-        loaded
-            .engine
-            .model()
-            .tokenize(text, add_special, parse_special)
-            .unwrap_or_else(|error| self.fail(error, Vec::new()))
+        let Some(model) = self.text_model() else { return Vec::new() };
+        model.tokenize(text, add_special, parse_special).unwrap_or_else(|error| self.fail(error, Vec::new()))
     }
 
     /// A token as it is shown; empty for an unknown one.
     pub fn token_text(&self, token: i32) -> Vec<u8> {
-        let Some(loaded) = self.model() else { return Vec::new() };
-        loaded.engine.model().token_text(token).unwrap_or_else(|error| self.fail(error, Vec::new()))
+        let Some(model) = self.text_model() else { return Vec::new() };
+        model.token_text(token).unwrap_or_else(|error| self.fail(error, Vec::new()))
     }
 
     /// A token's exact bytes; empty for an unknown one.
     pub fn token_piece(&self, token: i32) -> Vec<u8> {
-        let Some(loaded) = self.model() else { return Vec::new() };
-        loaded.engine.model().token_piece(token).unwrap_or_else(|error| self.fail(error, Vec::new()))
+        let Some(model) = self.text_model() else { return Vec::new() };
+        model.token_piece(token).unwrap_or_else(|error| self.fail(error, Vec::new()))
     }
 
     /// Whether the model has a chat template.
     pub fn has_chat_template(&self) -> bool {
-        self.model().is_some_and(|loaded| loaded.engine.model().has_chat_template())
+        self.text_model().is_some_and(|model| model.has_chat_template())
     }
 
     /// A system and a user turn as the model wants them; empty where that fails.
     pub fn apply_chat_template(&self, system: Option<&[u8]>, user: &[u8], add_assistant: bool) -> Vec<u8> {
-        let Some(loaded) = self.model() else { return Vec::new() };
+        let Some(model) = self.text_model() else { return Vec::new() };
         let (Ok(system), Ok(user)) = (system.map(str::from_utf8).transpose(), str::from_utf8(user)) else {
             return self.fail("a chat message must be UTF-8", Vec::new());
         };
         let system = system.map(|content| ChatMessage { role: "system", content });
         let messages: Vec<_> =
             system.into_iter().chain([ChatMessage { role: "user", content: user }]).collect();
-        loaded
-            .engine
-            .model()
+        model
             .apply_chat_template(&messages, add_assistant)
             .unwrap_or_else(|error| self.fail(error, Vec::new()))
     }
@@ -211,6 +205,9 @@ impl Host {
             }
             Lookup::NotLoaded => return ffi::Status::NotLoaded,
         };
+        if slot.canceller.is_cancelled() {
+            return ffi::Status::Cancelled;
+        }
         let Ok(start) = u32::try_from(start_position) else {
             return self.fail(format_args!("a prompt cannot start at {start_position}"), ffi::Status::Error);
         };
@@ -296,6 +293,11 @@ impl Host {
     /// The model, kept alive for a call that may take a while. Such a call may turn out to be the one that frees it.
     fn model(&self) -> Option<Arc<LoadedModel>> {
         self.model.read().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// The model's texts, for a call that may take a while: unloading ends the engine meanwhile.
+    fn text_model(&self) -> Option<Model> {
+        self.with_model(|loaded| loaded.engine.model().clone())
     }
 
     /// For calls that are over at once, and so never have to free the model.
