@@ -5,6 +5,7 @@ fn main() {
         .file("benches/bridge.cc")
         .include("../crates/engine-cxx/include")
         .std("c++17")
+        .flag_if_supported("/EHsc")
         .compile("bridge_bench");
     for file in ["benches/bridge.rs", "benches/bridge.cc", "benches/bridge.h"] {
         println!("cargo::rerun-if-changed={file}");

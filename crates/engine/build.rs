@@ -2,5 +2,10 @@
 
 fn main() {
     println!("cargo:rerun-if-changed=src/llama/guard.cc");
-    cc::Build::new().cpp(true).std("c++17").file("src/llama/guard.cc").compile("engine_guard");
+    let mut build = cc::Build::new();
+    if std::env::var("CARGO_CFG_TARGET_ENV").is_ok_and(|env| env == "msvc") {
+        // Exceptions, also of functions that are declared `extern "C"`.
+        build.flag("/EHs");
+    }
+    build.cpp(true).std("c++17").file("src/llama/guard.cc").compile("engine_guard");
 }

@@ -171,8 +171,11 @@ fn is_there(machine: &impl Machine, tool: Tool) -> bool {
         Tool::Pip => find_python(machine).is_some(),
         Tool::Clang => machine.answers("clang++", &["--version"]),
         Tool::Doctest => {
+            // CMake looks into Homebrew's folders by itself, Apple's compiler does not.
+            let homebrew = ["-I/opt/homebrew/include", "-I/usr/local/include"];
             let include = ["-fsyntax-only", "-x", "c++", "-include", "doctest/doctest.h", "/dev/null"];
-            machine.answers(&machine.variable("CXX").unwrap_or_else(|| "c++".to_owned()), &include)
+            let compiler = machine.variable("CXX").unwrap_or_else(|| "c++".to_owned());
+            machine.answers(&compiler, &[&homebrew[..], &include].concat())
         }
         Tool::PkgConfig => machine.answers("pkg-config", &["--version"]),
     }
