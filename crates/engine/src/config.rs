@@ -64,8 +64,8 @@ pub struct EngineConfig {
     /// 4. It is off by itself for a memory that cannot be rolled back (recurrent, hybrid).
     pub run_ahead: u32,
     /// How long a step waits for sequences that are about to ask for a token, before any step was measured; then it is
-    /// an eighth of a step, at most ten times this. Default 200 µs; 0: never. It is waited only where nothing is sampled
-    /// ahead, and only if somebody is expected.
+    /// an eighth of a step, at most ten times this. Default 200 µs; 0: never. It is waited only if somebody is expected: a
+    /// host that has its last token where nothing is sampled ahead, or its first one where no completion has gone on yet.
     pub straggler_window: Duration,
     /// Commands that may wait for the decoder thread, at least 1. Default 1,024. A sequence puts one in for each token that
     /// its host takes, so one that holds `run_ahead + 4` for each sequence is never full with the handles of this crate.

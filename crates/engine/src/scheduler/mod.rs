@@ -317,13 +317,18 @@ impl Scheduler {
         if decodes == 0 && self.prompts.is_empty() {
             return Decision::Idle;
         }
-        if self.slots.iter().flatten().any(|slot| slot.is_expected(limits)) {
+        // Completions that begin together go on together: a step has as many rows as the one before.
+        let begins = self.prompts.is_empty()
+            && self.slots.iter().flatten().all(|slot| !slot.wants_token(limits) || slot.is_fresh());
+        let is_expected =
+            |slot: &Slot, limits| slot.is_expected(limits) || (begins && slot.is_beginning(limits));
+        if self.slots.iter().flatten().any(|slot| is_expected(slot, limits)) {
             let window = self.pace().straggler_window();
             if let Some(left) = window.checked_sub(waited).filter(|left| !left.is_zero()) {
                 return Decision::Wait(left);
             }
             for slot in self.slots.iter_mut().flatten() {
-                if slot.is_expected(&self.limits) {
+                if is_expected(slot, &self.limits) {
                     slot.misses += 1;
                 }
             }

@@ -106,6 +106,20 @@ impl Slot {
             && self.positions < limits.window
     }
 
+    /// Whether nobody has gone on yet from its completion's first token.
+    pub(super) fn is_fresh(&self) -> bool {
+        self.prompt.is_none() && self.sampled() == 1
+    }
+
+    /// Whether its host has its first token, and is likely to begin with it at once.
+    pub(super) fn is_beginning(&self, limits: &Limits) -> bool {
+        self.is_fresh()
+            && self.asked == 0
+            && !self.ended
+            && self.positions < limits.window
+            && self.misses < MAX_MISSES
+    }
+
     /// Whether its host has its last token, and is likely to ask for the next at once.
     pub(super) fn is_expected(&self, limits: &Limits) -> bool {
         limits.run_ahead == 0

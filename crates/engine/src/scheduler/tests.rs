@@ -343,6 +343,36 @@ fn a_step_waits_for_who_is_expected_and_only_then() {
 }
 
 #[test]
+fn completions_that_begin_together_go_on_together() {
+    let window = Duration::from_micros(200);
+    for run_ahead in [0, 4] {
+        let limits = Limits { straggler_window: window, run_ahead, ..limits() };
+        let mut scheduler = Scheduler::new(limits);
+        for slot in 0..3 {
+            assert_eq!(scheduler.create(0), Some(slot));
+            scheduler.prompt(slot, vec![1; 5]);
+        }
+        run(&mut scheduler);
+        assert_eq!(scheduler.plan(Duration::ZERO), Decision::Idle, "nobody has begun");
+        // A host takes its seed with its first token, or before.
+        assert!(scheduler.ask(0, 2));
+        assert_eq!(scheduler.plan(Duration::ZERO), Decision::Wait(window));
+        assert!(scheduler.ask(2, 2));
+        assert_eq!(scheduler.plan(window / 2), Decision::Wait(window / 2), "1 may begin as well");
+        assert_eq!(scheduler.plan(window), Decision::Run);
+        assert_eq!(scheduler.step().rows.len(), 2);
+        commit(&mut scheduler, STEP);
+        // Nobody who has begun waits for a beginner.
+        assert!(scheduler.ask(0, 1) && scheduler.ask(2, 1));
+        assert_eq!(scheduler.plan(Duration::ZERO), Decision::Run);
+        commit(&mut scheduler, STEP);
+        assert!(scheduler.ask(0, 1) && scheduler.ask(2, 1) && scheduler.ask(1, 2));
+        assert_eq!(scheduler.plan(Duration::ZERO), Decision::Run);
+        assert_eq!(scheduler.step().rows.len(), 3);
+    }
+}
+
+#[test]
 fn nobody_waits_for_who_is_not_expected() {
     let window = Duration::from_micros(200);
     let waits = |limits: Limits, change: fn(&mut Scheduler)| {
