@@ -22,8 +22,10 @@ pub(crate) enum DecodeFailure {
     NoKvCells,
     /// It was told to give up.
     Aborted,
-    /// Anything else: the status, or the exception's text.
+    /// Anything else that it has noticed: the status.
     Failed(String),
+    /// An exception, with its text: the memory may hold rows that were never computed.
+    Thrown(String),
 }
 
 /// A model with a memory for several sequences, driven from one thread.

@@ -1,5 +1,6 @@
 //! The one thread that owns the context: it takes commands, plans a step, decodes it, samples and answers.
 
+mod failures;
 mod lending;
 
 use std::sync::Arc;
@@ -15,7 +16,7 @@ use crate::model::Token;
 use crate::prefill::Prefiller;
 use crate::protocol::{Command, Reply, Sample, Shared};
 use crate::sampling::{Choice, Mask, Masks, Request, Sampler, completion_seed};
-use crate::scheduler::{Decision, Failure, Limits, Part, Scheduler, Step};
+use crate::scheduler::{Decision, Limits, Part, Scheduler, Step};
 
 /// Engines of this process that are loaded: they share the processor's cores out.
 pub(crate) static ENGINES: AtomicU32 = AtomicU32::new(0);
@@ -30,12 +31,12 @@ pub(crate) struct Setup {
     pub(crate) limits: Limits,
     /// Whether a decode returns before the device is done.
     pub(crate) asynchronous: bool,
-    /// Whether the memory can remove a sequence's last positions exactly.
-    pub(crate) rolls_back: bool,
     /// Whether a sequence's memory is, at least in part, one state that each step overwrites.
     pub(crate) one_state: bool,
-    /// Positions that a sliding window looks back on, where it forgets what is before.
-    pub(crate) forgets_beyond: Option<u32>,
+    /// Positions that a sliding window looks back on.
+    pub(crate) looks_back: Option<u32>,
+    /// Whether a step of several sequences may be broken off.
+    pub(crate) aborts_shared: bool,
     /// CPU threads; `None`: as many as `cores` allow.
     pub(crate) threads: Option<u32>,
     pub(crate) cores: u32,
@@ -225,7 +226,7 @@ impl<B: Backend> Decoder<B> {
         self.discard(slot);
         let held = self.scheduler.positions(slot);
         // What is beyond the start was sampled ahead of the host.
-        if held > start && self.backend.remove(slot, start) {
+        if held > start && self.cut(slot, start) {
             self.scheduler.set_positions(slot, start);
         }
         let held = self.scheduler.positions(slot);
@@ -240,11 +241,7 @@ impl<B: Backend> Decoder<B> {
     fn trim(&mut self, slot: u32, epoch: u32, keep: u32, visible: Option<u32>) {
         let held = self.scheduler.positions(slot);
         let keep = keep.min(visible.unwrap_or(held)).min(held);
-        let remembered = self.setup.forgets_beyond.is_none_or(|window| {
-            let first = self.backend.positions(slot).start;
-            keep == 0 || keep == held || first == 0 || first + window <= keep
-        });
-        let done = keep == held || (remembered && self.backend.remove(slot, keep));
+        let done = keep == held || self.cut(slot, keep);
         let result = if done {
             self.discard(slot);
             self.scheduler.set_positions(slot, keep);
@@ -275,9 +272,19 @@ impl<B: Backend> Decoder<B> {
         self.roll_back(slot, keep);
     }
 
+    /// Removes a sequence's positions from `keep` on. `false`: the memory no longer holds all that the next position would
+    /// look back on, or cannot; nothing has changed.
+    fn cut(&mut self, slot: u32, keep: u32) -> bool {
+        let remembered = self.setup.looks_back.is_none_or(|window| {
+            let first = self.backend.positions(slot).start;
+            keep == 0 || first == 0 || first + window <= keep
+        });
+        remembered && self.backend.remove(slot, keep)
+    }
+
     /// Takes back what was decoded ahead of the host.
     fn roll_back(&mut self, slot: u32, keep: u32) {
-        if !self.backend.remove(slot, keep) {
+        if !self.cut(slot, keep) {
             // It runs ahead only where this cannot be.
             self.lose(slot, "the memory could not be rolled back");
         }
@@ -301,7 +308,7 @@ impl<B: Backend> Decoder<B> {
         let started = Instant::now();
         let step = self.scheduler.step();
         // A prompt that nobody wants any more is broken off, and so is everything on shutdown. The rows of others are
-        // decoded again then, which a memory that cannot roll back does not allow.
+        // decoded again then, which not every memory allows.
         let alone = step.parts.len() == 1;
         let unwanted = |part: &Part| {
             (alone || part.prompt)
@@ -309,7 +316,7 @@ impl<B: Backend> Decoder<B> {
                     .as_ref()
                     .is_some_and(|session| session.shared.is_cancelled())
         };
-        let may_abort = self.setup.rolls_back || alone;
+        let may_abort = self.setup.aborts_shared || alone;
         let abort =
             || may_abort && (self.setup.stop.load(Ordering::Relaxed) || step.parts.iter().any(unwanted));
         let launched = self.backend.decode(&step.rows, &abort);
@@ -393,68 +400,6 @@ impl<B: Backend> Decoder<B> {
         self.scheduler.sampled(part.slot, choice.token, is_eog);
         self.reply(part.slot, |epoch| Reply::Token { epoch, sample });
         self.refuse_without_room(part.slot);
-    }
-
-    /// Brings scheduler and memory together again after a decode that failed.
-    fn fail_step(&mut self, failure: &DecodeFailure) {
-        if self.setup.stop.load(Ordering::Relaxed) {
-            // The engine is being dropped, and has broken the step off: everybody hears that, and nothing else.
-            return;
-        }
-        add(&self.setup.counters.decode_failures, 1);
-        self.backend.synchronize();
-        for index in 0..self.scheduler.step().parts.len() {
-            let part = self.scheduler.step().parts[index];
-            let before = self.scheduler.positions(part.slot);
-            let held = self.backend.positions(part.slot).end;
-            // Finished rows of a prompt may stay; but a row whose logits are wanted has to be decoded again.
-            let usable = before + if part.output { part.rows - 1 } else { part.rows };
-            let usable = if part.prompt { usable } else { before };
-            // A state that a broken step has touched is worth nothing, whatever position it claims.
-            let touched = self.setup.one_state && held != before;
-            if touched || held < before || (held > usable && !self.backend.remove(part.slot, usable)) {
-                self.lose(part.slot, "the memory could not be rolled back after a failed step");
-                continue;
-            }
-            let blame = *failure != DecodeFailure::Aborted;
-            match self.scheduler.failed(part.slot, held.min(usable), blame) {
-                Failure::Retry | Failure::Ahead => {}
-                Failure::Fatal => {
-                    let rows = part.rows as usize;
-                    let error = match failure {
-                        DecodeFailure::NoKvCells => DecodeError::NoKvCells { rows },
-                        DecodeFailure::Aborted => {
-                            DecodeError::Failed { rows, reason: "broken off".to_owned() }
-                        }
-                        DecodeFailure::Failed(reason) => DecodeError::Failed { rows, reason: reason.clone() },
-                    };
-                    self.op_failed(part, error);
-                }
-            }
-        }
-    }
-
-    /// A sequence's memory is not what it should be: it is emptied, and its operation fails.
-    fn lose(&mut self, slot: u32, reason: &str) {
-        let part = self.scheduler.step().parts.iter().find(|part| part.slot == slot).copied();
-        let prompt = self.scheduler.is_prompting(slot);
-        let part = part.unwrap_or(Part { slot, rows: 0, prompt, output: false });
-        self.backend.remove(slot, 0);
-        self.scheduler.void(slot);
-        self.scheduler.set_positions(slot, 0);
-        self.op_failed(part, DecodeError::Failed { rows: part.rows as usize, reason: reason.to_owned() });
-    }
-
-    fn op_failed(&mut self, part: Part, error: DecodeError) {
-        if part.prompt {
-            self.reply(part.slot, |epoch| Reply::Prompt { epoch, result: Err(error.into()) });
-        } else {
-            self.sample_failed(part.slot, error.into());
-        }
-    }
-
-    fn sample_failed(&mut self, slot: u32, error: SampleError) {
-        self.reply(slot, |epoch| Reply::SampleFailed { epoch, error });
     }
 
     fn refuse_without_room(&mut self, slot: u32) {

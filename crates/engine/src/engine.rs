@@ -295,12 +295,15 @@ impl Start {
                 prefill_stretch: if config.prefill_step.is_some() { 0.0 } else { PREFILL_STRETCH },
             },
             asynchronous: model.offloaded(),
-            rolls_back,
             one_state: matches!(kind, MemoryKind::Recurrent | MemoryKind::Hybrid),
-            forgets_beyond: match kind {
-                MemoryKind::SlidingWindow { window } if !config.keeps_sliding_window() => Some(window),
+            looks_back: match kind {
+                // Also where it should keep all that is before: a step that failed may have cost it that.
+                MemoryKind::SlidingWindow { window } => Some(window),
                 _ => None,
             },
+            // llama.cpp loses track of free cells when a step is broken off between its ubatches, and a sliding window
+            // then gives up cells that are needed.
+            aborts_shared: kind == MemoryKind::Full,
             threads,
             cores,
             sampling_threads: match config.sampling_threads {

@@ -106,6 +106,12 @@ pub enum LoadError {
         /// What llama.cpp says.
         reason: String,
     },
+    /// llama.cpp makes no context as it was configured, or has no such device.
+    #[error("llama.cpp refuses this configuration: {reason}")]
+    Refused {
+        /// What it says.
+        reason: String,
+    },
     /// The decoder thread could not be started.
     #[error("cannot start the decoder thread: {0}")]
     Thread(String),

@@ -191,7 +191,8 @@ impl Generation {
             model,
             text: TextStream::new(options.stop),
             started,
-            deadline: options.deadline.map(|after| started + after),
+            // What is too far away for a clock never comes.
+            deadline: options.deadline.and_then(|after| started.checked_add(after)),
             asked: 0,
             max_tokens: options.max_tokens,
             usage: Usage { prompt_tokens: tokens.len() as u32, ..Usage::default() },

@@ -135,7 +135,7 @@ impl Worker {
                 Ok(()) => backend.synchronize(),
                 Err(DecodeFailure::Aborted) => return Ok(None),
                 Err(DecodeFailure::NoKvCells) => return Err("the context had no cells".to_owned()),
-                Err(DecodeFailure::Failed(reason)) => return Err(reason),
+                Err(DecodeFailure::Failed(reason) | DecodeFailure::Thrown(reason)) => return Err(reason),
             }
         }
         if self.is_unwanted(job) {

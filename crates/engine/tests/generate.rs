@@ -133,6 +133,9 @@ fn a_deadline_ends_it() {
     let completion = generate(&engine, FILL, at_once);
     assert_eq!((completion.text.as_str(), completion.outcome.reason), ("", FinishReason::Deadline));
 
+    let mut never = options(5);
+    never.deadline = Some(Duration::MAX);
+    assert_eq!(generate(&engine, "Hello", never).outcome.reason, FinishReason::MaxTokens);
     let deadline = Duration::from_millis(60);
     let mut soon = options(u32::MAX);
     soon.deadline = Some(deadline);

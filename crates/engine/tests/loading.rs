@@ -10,6 +10,7 @@ use std::time::Duration;
 
 use common::{beside_a_neighbour, config, file, find, full, full_bytes};
 use engine::{ConfigError, Engine, EngineConfig, FlashAttention, KvType, LoadError};
+use fixtures::SmallModel;
 
 /// What is wrong with a model of these bytes.
 fn refused(name: &str, bytes: &[u8]) -> LoadError {
@@ -17,6 +18,17 @@ fn refused(name: &str, bytes: &[u8]) -> LoadError {
     let result = Engine::load(&path, config());
     let _ = fs::remove_file(&path);
     result.map(drop).expect_err(name)
+}
+
+/// A copy with other numbers: a key is followed by its value's type, which is 4, and the value.
+fn with_numbers(numbers: &[(&str, u32)]) -> Vec<u8> {
+    let mut bytes = full_bytes();
+    for (key, number) in numbers {
+        let key = [key.as_bytes(), &[4, 0, 0, 0]].concat();
+        let value = find(&bytes, &key) + key.len();
+        bytes[value..value + 4].copy_from_slice(&number.to_le_bytes());
+    }
+    bytes
 }
 
 /// A copy with another architecture, whose name is as long as `llama`.
@@ -31,6 +43,70 @@ fn with_architecture(name: &str) -> Vec<u8> {
         }
     }
     bytes
+}
+
+/// A copy of a model with another architecture, whose name is longer. GGUF writes a string's length before it, as 8 bytes; the
+/// tensors begin at a multiple of 32.
+fn with_longer_architecture(model: &[u8], from: &str, to: &str) -> Vec<u8> {
+    let longer = to.len() - from.len();
+    let mut bytes = model.to_vec();
+    let lengthen = |bytes: &mut Vec<u8>, string: usize, by: usize, with: &[u8], replaced: usize| {
+        let length = u64::from_le_bytes(bytes[string - 8..string].try_into().expect("8 bytes"));
+        bytes[string - 8..string].copy_from_slice(&(length + by as u64).to_le_bytes());
+        bytes.splice(string..string + replaced, with.iter().copied());
+    };
+    let name = find(&bytes, b"general.architecture") + "general.architecture".len() + 4 + 8;
+    lengthen(&mut bytes, name, longer, to.as_bytes(), from.len());
+    let prefix = format!("{from}.");
+    let mut at = name + to.len();
+    while let Some(next) = bytes[at..].windows(prefix.len()).position(|window| window == prefix.as_bytes()) {
+        lengthen(&mut bytes, at + next, longer, to.as_bytes(), from.len());
+        at += next + to.len();
+    }
+    let name = find(&bytes, b"general.name") + "general.name".len() + 4 + 8;
+    let grown = bytes.len() - model.len();
+    let left = grown.next_multiple_of(32) - grown;
+    lengthen(&mut bytes, name, left, &vec![b'-'; left], 0);
+    bytes
+}
+
+#[test]
+fn a_model_that_makes_embeddings_is_refused() {
+    let engine = full().load(|_| {});
+    let sliding = fs::read(fixtures::small(SmallModel::Sliding)).expect("the committed model");
+    let models = [
+        with_longer_architecture(&sliding, "gemma3", "gemma-embedding"),
+        with_longer_architecture(&full_bytes(), "llama", "llama-embed"),
+    ];
+    beside_a_neighbour(&engine, || {
+        for (index, bytes) in models.iter().enumerate() {
+            let error = refused(["gemma-embedding", "llama-embed"][index], bytes);
+            assert!(matches!(error, LoadError::NotGenerative { .. }), "{index}: {error:?}");
+        }
+    });
+}
+
+#[test]
+fn what_llama_cpp_refuses_is_said_as_it_is() {
+    // Heads of 16 values have no whole blocks of 32.
+    let heads = [
+        ("llama.attention.head_count", 16),
+        ("llama.attention.head_count_kv", 4),
+        ("llama.attention.key_length", 16),
+        ("llama.attention.value_length", 16),
+        ("llama.rope.dimension_count", 16),
+    ];
+    let path = file("small-heads", &with_numbers(&heads));
+    Engine::load(&path, config()).map(drop).expect("as it is, it loads");
+    for set in [(|config| config.kv_type_k = KvType::Q8_0) as fn(&mut EngineConfig), |config| {
+        config.kv_type_v = KvType::Q8_0
+    }] {
+        let mut config = config();
+        set(&mut config);
+        let error = Engine::load(&path, config).map(drop).expect_err("it cannot be");
+        assert!(matches!(&error, LoadError::Refused { reason } if reason.contains("q8_0")), "{error:?}");
+    }
+    let _ = fs::remove_file(path);
 }
 
 #[test]
@@ -72,9 +148,14 @@ fn a_model_that_cannot_be_used_is_refused_with_what_it_is() {
         );
         let error = refused("diffusion", &with_architecture("llada"));
         assert!(matches!(&error, LoadError::NotGenerative { .. }), "{error:?}");
-        let mut bytes = full_bytes();
-        let value = find(&bytes, b"llama.embedding_length") + "llama.embedding_length".len() + 4;
-        bytes[value] += 32;
+        for blocks in [0, 513, 100_000, u32::MAX] {
+            let error = refused("blocks", &with_numbers(&[("llama.block_count", blocks)]));
+            assert!(
+                matches!(&error, LoadError::Damaged { reason, .. } if reason.contains("blocks")),
+                "{error:?}"
+            );
+        }
+        let bytes = with_numbers(&[("llama.embedding_length", 96)]);
         let error = refused("other-shape", &bytes);
         assert!(matches!(&error, LoadError::Damaged { reason, .. } if !reason.is_empty()), "{error:?}");
     });

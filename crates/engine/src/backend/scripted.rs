@@ -20,6 +20,8 @@ pub(crate) enum Fault {
     /// So many rows stay in the memory.
     Failed(usize),
     Aborted(usize),
+    /// So many rows seem to be in the memory.
+    Thrown(usize),
     Panic,
     /// It works, and then there are no logits.
     NoLogits,
@@ -169,6 +171,7 @@ impl Script {
                 0 => Some(Fault::Aborted(kept)),
                 1 if shared => Some(Fault::Failed(kept)),
                 2 if shared => Some(Fault::NoKvCells),
+                3 if shared => Some(Fault::Thrown(kept)),
                 _ => None,
             }
         });
@@ -244,6 +247,12 @@ impl Backend for Scripted {
                 self.keep(&rows[..kept(count)]);
                 return Err(DecodeFailure::Aborted);
             }
+            Some(Fault::Thrown(count)) => {
+                for row in &rows[..kept(count)] {
+                    self.slots[row.slot as usize].push(NEVER_COMPUTED);
+                }
+                return Err(DecodeFailure::Thrown("as the script says".to_owned()));
+            }
             Some(Fault::Panic) => panic!("as the script says"),
         }
         if fault.is_none() {
@@ -289,6 +298,9 @@ impl Backend for Scripted {
 
     fn set_threads(&mut self, _: u32) {}
 }
+
+/// What the memory holds in place of a token whose keys and values were never computed.
+const NEVER_COMPUTED: Token = -1;
 
 /// The logits after a sequence's tokens.
 pub(crate) fn logits_after(tokens: &[Token], poison: Poison) -> Vec<f32> {

@@ -85,15 +85,10 @@ impl LlamaContext {
         log::take_errors();
         // SAFETY: the model is alive, and the callback's data lives as long as the context.
         let made = guard(|| unsafe { throwing::llama_init_from_model(model.as_ptr(), params) });
-        let no_memory = |reason| LoadError::OutOfMemory {
-            sequences: config.max_sequences,
-            context_window: config.context_window,
-            reason,
-        };
         let context = match made {
             Ok(context) if !context.is_null() => context,
-            Ok(_) => return Err(no_memory(log::take_errors())),
-            Err(exception) => return Err(no_memory(exception)),
+            Ok(_) => return Err(super::refusal(config, log::take_errors())),
+            Err(exception) => return Err(super::refusal(config, exception)),
         };
         // SAFETY: the context was just made.
         let memory = unsafe { sys::llama_get_memory(context) };
@@ -105,7 +100,9 @@ impl LlamaContext {
             // SAFETY: both were just made, and the pool is freed after the context.
             unsafe { sys::llama_attach_threadpool(context, pool.0, pool.0) };
         }
-        Ok(Self {
+        // SAFETY: the context was just made.
+        let pooling = unsafe { sys::llama_pooling_type(context) };
+        let made = Self {
             context,
             memory,
             batch: Batch::new(config.batch_size as usize),
@@ -118,7 +115,11 @@ impl LlamaContext {
             on_device,
             _pool: pool,
             _model: Arc::clone(model),
-        })
+        };
+        if memory.is_null() || pooling != sys::LLAMA_POOLING_TYPE_NONE {
+            return Err(model.lacks("it makes embeddings"));
+        }
+        Ok(made)
     }
 }
 
@@ -144,7 +145,7 @@ impl Backend for LlamaContext {
             Ok(1) => Err(DecodeFailure::NoKvCells),
             Ok(2) => Err(DecodeFailure::Aborted),
             Ok(status) => Err(DecodeFailure::Failed(format!("llama_decode returned {status}"))),
-            Err(exception) => Err(DecodeFailure::Failed(exception)),
+            Err(exception) => Err(DecodeFailure::Thrown(exception)),
         }
     }
 

@@ -39,8 +39,27 @@ pub(super) fn inspect(path: &Path, c_path: &CString) -> Result<String, LoadError
     if needed > metadata.len() {
         return Err(LoadError::Truncated { path: path.to_owned(), actual: metadata.len(), needed });
     }
-    gguf.string(c"general.architecture").ok_or_else(|| damaged("it has no general.architecture".to_owned()))
+    let architecture = gguf
+        .string("general.architecture")
+        .ok_or_else(|| damaged("it has no general.architecture".to_owned()))?;
+    // With more, llama.cpp ends the process.
+    match gguf.number(&format!("{architecture}.block_count")) {
+        Some(blocks) if !(1..=MAX_BLOCKS).contains(&blocks) => {
+            return Err(damaged(format!("it has {blocks} blocks, but must have 1 to {MAX_BLOCKS}")));
+        }
+        _ => {}
+    }
+    // llama.cpp says of neither that it computes no logits.
+    let bidirectional = gguf.boolean(&format!("{architecture}.attention.causal")) == Some(false);
+    if bidirectional || architecture == "llama-embed" {
+        let reason = "its attention is not causal";
+        return Err(LoadError::NotGenerative { path: path.to_owned(), reason });
+    }
+    Ok(architecture)
 }
+
+/// llama.cpp's `LLAMA_MAX_LAYERS`.
+const MAX_BLOCKS: u32 = 512;
 
 struct Gguf(*mut sys::gguf_context);
 
@@ -64,15 +83,30 @@ impl Gguf {
         end.map_or(0, |end| (unsafe { sys::gguf_get_data_offset(self.0) } + end) as u64)
     }
 
-    fn string(&self, key: &CStr) -> Option<String> {
-        // SAFETY: the context is alive and the key zero-terminated; the value is read only if it is there and a string,
-        // and copied before the context goes.
+    /// The id of a key whose value has this type.
+    fn find(&self, key: &str, kind: sys::gguf_type) -> Option<i64> {
+        let key = CString::new(key).ok()?;
+        // SAFETY: the context is alive and the key zero-terminated; the type is asked for only of a key that is there.
         unsafe {
             let id = sys::gguf_find_key(self.0, key.as_ptr());
-            if id < 0 || sys::gguf_get_kv_type(self.0, id) != sys::GGUF_TYPE_STRING {
-                return None;
-            }
-            Some(CStr::from_ptr(sys::gguf_get_val_str(self.0, id)).to_string_lossy().into_owned())
+            (id >= 0 && sys::gguf_get_kv_type(self.0, id) == kind).then_some(id)
         }
+    }
+
+    fn number(&self, key: &str) -> Option<u32> {
+        // SAFETY: the context is alive, and the key's value has that type.
+        self.find(key, sys::GGUF_TYPE_UINT32).map(|id| unsafe { sys::gguf_get_val_u32(self.0, id) })
+    }
+
+    fn boolean(&self, key: &str) -> Option<bool> {
+        // SAFETY: as above.
+        self.find(key, sys::GGUF_TYPE_BOOL).map(|id| unsafe { sys::gguf_get_val_bool(self.0, id) })
+    }
+
+    fn string(&self, key: &str) -> Option<String> {
+        let id = self.find(key, sys::GGUF_TYPE_STRING)?;
+        // SAFETY: the context is alive, and the key's value is a string, which is copied before the context goes.
+        let value = unsafe { CStr::from_ptr(sys::gguf_get_val_str(self.0, id)) };
+        Some(value.to_string_lossy().into_owned())
     }
 }

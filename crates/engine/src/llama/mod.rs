@@ -3,6 +3,9 @@
 //! Functions of llama.cpp that can throw are declared here as `C-unwind` and called through [`guard()`], so that an
 //! exception ends as an `Err` and never unwinds into Rust code that does not expect it.
 
+use crate::config::EngineConfig;
+use crate::error::LoadError;
+
 mod context;
 mod gguf;
 mod guard;
@@ -12,6 +15,17 @@ mod model;
 pub(crate) use context::LlamaContext;
 pub(crate) use guard::guard;
 pub(crate) use model::LlamaModel;
+
+/// llama.cpp has refused a model or a context, and says why.
+fn refusal(config: &EngineConfig, reason: String) -> LoadError {
+    let said = reason.to_lowercase();
+    if said.contains("alloc") || said.contains("memory") {
+        let (sequences, context_window) = (config.max_sequences, config.context_window);
+        LoadError::OutOfMemory { sequences, context_window, reason }
+    } else {
+        LoadError::Refused { reason }
+    }
+}
 
 /// llama.cpp's functions that can throw. The crate's own bindings declare them as not unwinding.
 mod throwing {

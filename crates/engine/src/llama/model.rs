@@ -1,12 +1,12 @@
 //! A loaded model and its vocabulary.
 
 use std::ffi::{CStr, CString, c_char, c_void};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Once;
 
 use llama_cpp_sys_2 as sys;
 
-use super::{gguf, guard, log, throwing};
+use super::{gguf, guard, log, refusal, throwing};
 use crate::config::{EngineConfig, SplitMode};
 use crate::error::{ChatTemplateError, LoadError, TokenizeError};
 use crate::model::{ChatMessage, MemoryKind, Token};
@@ -17,6 +17,7 @@ pub(crate) struct LlamaModel {
     vocabulary: *const sys::llama_vocab,
     vocabulary_size: u32,
     offloaded: bool,
+    path: PathBuf,
 }
 
 // SAFETY: llama.cpp never changes a model after it is loaded; it may be used and freed from any thread.
@@ -76,22 +77,26 @@ impl LlamaModel {
         let model = unsafe {
             let vocabulary = sys::llama_model_get_vocab(model);
             let vocabulary_size = sys::llama_vocab_n_tokens(vocabulary).max(0) as u32;
-            Self { model, vocabulary, vocabulary_size, offloaded: config.gpu_layers != Some(0) && has_gpu() }
+            let offloaded = config.gpu_layers != Some(0) && has_gpu();
+            Self { model, vocabulary, vocabulary_size, offloaded, path: path.to_owned() }
         };
-        let lacks = |reason| Err(LoadError::NotGenerative { path: path.to_owned(), reason });
         // SAFETY: the model is loaded, and each function only reads it.
         unsafe {
             if model.vocabulary_size == 0 {
-                lacks("it has no vocabulary")
+                Err(model.lacks("it has no vocabulary"))
             } else if !sys::llama_model_has_decoder(model.model) || sys::llama_model_has_encoder(model.model)
             {
-                lacks("it is not a decoder-only model")
+                Err(model.lacks("it is not a decoder-only model"))
             } else if sys::llama_model_is_diffusion(model.model) {
-                lacks("it is a diffusion model")
+                Err(model.lacks("it is a diffusion model"))
             } else {
                 Ok(model)
             }
         }
+    }
+
+    pub(super) fn lacks(&self, reason: &'static str) -> LoadError {
+        LoadError::NotGenerative { path: self.path.clone(), reason }
     }
 
     pub(super) fn as_ptr(&self) -> *mut sys::llama_model {
@@ -338,13 +343,13 @@ fn has_gpu() -> bool {
 fn why(path: &Path, config: &EngineConfig, architecture: String, reason: String) -> LoadError {
     if reason.contains("unknown model architecture") {
         LoadError::UnknownArchitecture { path: path.to_owned(), architecture }
-    } else if reason.contains("alloc") {
-        LoadError::OutOfMemory {
-            sequences: config.max_sequences,
-            context_window: config.context_window,
-            reason,
-        }
     } else {
-        LoadError::Damaged { path: path.to_owned(), reason }
+        match refusal(config, reason) {
+            // A choice of device that there is not is no fault of the file.
+            LoadError::Refused { reason } if !reason.contains("main_gpu") => {
+                LoadError::Damaged { path: path.to_owned(), reason }
+            }
+            error => error,
+        }
     }
 }

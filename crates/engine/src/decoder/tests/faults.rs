@@ -9,7 +9,15 @@ const PROMPTS: [&[Token]; 3] = [&[1, 5, 9], &[2, 4, 8, 16], &[40, 41]];
 
 #[test]
 fn a_failed_step_of_several_is_made_good() {
-    let faults = [Fault::NoKvCells, Fault::Failed(0), Fault::Failed(2), Fault::Aborted(1), Fault::NoLogits];
+    let faults = [
+        Fault::NoKvCells,
+        Fault::Failed(0),
+        Fault::Failed(2),
+        Fault::Aborted(1),
+        Fault::Thrown(0),
+        Fault::Thrown(2),
+        Fault::NoLogits,
+    ];
     for fault in faults {
         in_time(move || {
             let rig = Rig::new(&Options { run_ahead: 0, ..Options::default() });
@@ -95,6 +103,23 @@ fn rows_that_a_failed_prompt_left_are_counted() {
             assert_eq!(sequence.position_count(), held, "{fault:?}");
             sequence.decode_prompt(&prompt[held as usize..], held).expect("the rest is decoded");
             assert_eq!(take(&mut sequence, 5), expected(&prompt, 5), "{fault:?}");
+        }
+    });
+}
+
+#[test]
+fn rows_that_an_exception_left_are_not_trusted() {
+    in_time(|| {
+        for kept in [0, 5, 16] {
+            let rig = Rig::new(&Options::default());
+            let mut sequence = rig.greedy();
+            let prompt: Vec<Token> = (12..52).collect();
+            rig.script.fail(2, Fault::Thrown(kept));
+            let error = sequence.decode_prompt(&prompt, 0).expect_err("the second chunk fails");
+            assert!(matches!(error, PromptError::Decode(DecodeError::Failed { .. })), "{error:?}");
+            assert_eq!(sequence.position_count(), 16, "the first chunk");
+            sequence.decode_prompt(&prompt[16..], 16).expect("the rest is decoded");
+            assert_eq!(take(&mut sequence, 5), expected(&prompt, 5));
         }
     });
 }
