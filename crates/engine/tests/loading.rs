@@ -98,9 +98,9 @@ fn what_llama_cpp_refuses_is_said_as_it_is() {
     ];
     let path = file("small-heads", &with_numbers(&heads));
     Engine::load(&path, config()).map(drop).expect("as it is, it loads");
-    for set in [(|config| config.kv_type_k = KvType::Q8_0) as fn(&mut EngineConfig), |config| {
-        config.kv_type_v = KvType::Q8_0
-    }] {
+    let sets: [fn(&mut EngineConfig); 2] =
+        [|config| config.kv_type_k = KvType::Q8_0, |config| config.kv_type_v = KvType::Q8_0];
+    for set in sets {
         let mut config = config();
         set(&mut config);
         let error = Engine::load(&path, config).map(drop).expect_err("it cannot be");
