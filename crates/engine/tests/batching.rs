@@ -415,23 +415,23 @@ fn a_neighbours_cancel_costs_a_sliding_window_nothing() {
     let engine = Subject::small(SmallModel::Sliding).load(|_| {});
     let (short, long) = (long_prompt(&engine, 20), long_prompt(&engine, 400));
     let expected = tokens(&alone(&engine, &short, 80));
-    let mut cancelled = sequence(&engine, greedy());
+    let mut first = sequence(&engine, greedy());
     // A slot between the two takes no part, so that each has a ubatch of its own.
     let _idle = sequence(&engine, greedy());
     let mut other = sequence(&engine, greedy());
     for _ in 0..10 {
         let done = AtomicBool::new(false);
         std::thread::scope(|scope| {
-            let (done, cancelled, long) = (&done, &mut cancelled, &long);
+            let (done, first, long) = (&done, &mut first, &long);
             scope.spawn(move || {
                 while !done.load(Ordering::Relaxed) {
-                    let canceller = cancelled.canceller();
+                    let canceller = first.canceller();
                     std::thread::scope(|scope| {
-                        scope.spawn(|| _ = cancelled.decode_prompt(long, 0));
+                        scope.spawn(|| _ = first.decode_prompt(long, 0));
                         std::thread::sleep(Duration::from_micros(700));
                         canceller.cancel();
                     });
-                    cancelled.trim(0).expect("it can be emptied");
+                    first.trim(0).expect("it can be emptied");
                 }
             });
             let said = complete(&mut other, &short, 60);
