@@ -197,8 +197,9 @@ pub enum PrefillContext {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 #[non_exhaustive]
 pub enum KvLayout {
-    /// [`KvLayout::Unified`] on a GPU for up to 16 sequences, [`KvLayout::PerSequence`] for more, on a processor, and for
-    /// sliding windows. See ARCHITECTURE.md for the measurements behind it.
+    /// [`KvLayout::Unified`] on a GPU for up to 16 sequences, [`KvLayout::PerSequence`] for more, on a processor, for sliding
+    /// windows, and for models with `LongRoPE`, whose rotation depends on the length of a context, which one buffer makes that of
+    /// all sequences. See ARCHITECTURE.md for the measurements behind it.
     #[default]
     Auto,
     /// A buffer a sequence. Attention looks at a sequence's own cells only; a step is one ubatch only if its sequences

@@ -260,6 +260,8 @@ impl Start {
         };
         // What a state holds of other memories is less than the memory does.
         let possible = model.memory_kind() == MemoryKind::Full && self.config.max_sequences > 1;
+        // Nor does a context of another length compute the same with such a model.
+        let possible = possible && !(model.long_rope() && model.unified_kv(&self.config));
         if !possible || most_threads < from_threads {
             return None;
         }
@@ -281,17 +283,23 @@ impl Start {
         let config = &self.config;
         let kind = model.memory_kind();
         let rolls_back = kind.rolls_back(config.keeps_sliding_window());
+        let unified = model.unified_kv(config);
         let usual_step = if model.offloaded() { DEVICE_PREFILL_STEP } else { PROCESSOR_PREFILL_STEP };
         let vocabulary = Arc::clone(model);
         Setup {
             limits: Limits {
                 max_sequences: config.max_sequences,
                 window: config.context_window,
-                batch: config.batch_size,
+                // In a shared buffer, llama.cpp forgets what a window still needs if a step has several ubatches.
+                batch: if unified && matches!(kind, MemoryKind::SlidingWindow { .. }) {
+                    config.ubatch()
+                } else {
+                    config.batch_size
+                },
                 run_ahead: if rolls_back { config.run_ahead } else { 0 },
                 straggler_window: config.straggler_window,
                 prefill_step: config.prefill_step.unwrap_or(usual_step),
-                kv_per_sequence: !config.unified_kv(kind, model.offloaded()),
+                kv_per_sequence: !unified,
                 prefill_stretch: if config.prefill_step.is_some() { 0.0 } else { PREFILL_STRETCH },
             },
             asynchronous: model.offloaded(),

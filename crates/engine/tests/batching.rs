@@ -411,41 +411,6 @@ fn a_sliding_window_that_has_gone_on_is_cut_back_rightly_or_not_at_all() {
 }
 
 #[test]
-fn a_neighbours_cancel_costs_a_sliding_window_nothing() {
-    let engine = Subject::small(SmallModel::Sliding).load(|_| {});
-    let (short, long) = (long_prompt(&engine, 20), long_prompt(&engine, 400));
-    let expected = tokens(&alone(&engine, &short, 80));
-    let mut first = sequence(&engine, greedy());
-    // A slot between the two takes no part, so that each has a ubatch of its own.
-    let _idle = sequence(&engine, greedy());
-    let mut other = sequence(&engine, greedy());
-    for _ in 0..10 {
-        let done = AtomicBool::new(false);
-        std::thread::scope(|scope| {
-            let (done, first, long) = (&done, &mut first, &long);
-            scope.spawn(move || {
-                while !done.load(Ordering::Relaxed) {
-                    let canceller = first.canceller();
-                    std::thread::scope(|scope| {
-                        scope.spawn(|| _ = first.decode_prompt(long, 0));
-                        std::thread::sleep(Duration::from_micros(700));
-                        canceller.cancel();
-                    });
-                    first.trim(0).expect("it can be emptied");
-                }
-            });
-            let said = complete(&mut other, &short, 60);
-            done.store(true, Ordering::Relaxed);
-            assert_eq!(said, expected[..60]);
-        });
-        other.trim(5).expect("the window is kept whole");
-        other.decode_prompt(&short[5..], 5).expect("it goes on");
-        assert_eq!(take(&mut other, 20), expected[..20], "after the trim");
-        other.trim(0).expect("it can be emptied");
-    }
-}
-
-#[test]
 fn there_is_never_a_second_bos() {
     for subject in [full()].into_iter().chain(all_real()) {
         let engine = subject.load(|_| {});

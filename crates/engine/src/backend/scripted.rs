@@ -139,8 +139,9 @@ impl Script {
         assert!(!late, "{made} decodes in 20 s, not {calls}");
     }
 
-    /// Notes a decode, waits at the gate and says how it goes wrong. `Err`: it was told to give up meanwhile.
-    fn enter(&self, rows: &[Row], abort: &dyn Fn() -> bool) -> Result<Option<Fault>, ()> {
+    /// Notes a decode, waits at the gate and says how it goes wrong. `Err`: it was told to give up meanwhile. Where a failure of
+    /// several costs all their memory (not `rolls_back`), none comes by chance but for want of cells.
+    fn enter(&self, rows: &[Row], abort: &dyn Fn() -> bool, rolls_back: bool) -> Result<Option<Fault>, ()> {
         let mut state = self.lock();
         state.calls += 1;
         state.steps.push(rows.to_vec());
@@ -168,6 +169,7 @@ impl Script {
         let flake = state.flaky.as_mut().and_then(|random| {
             let kept = random.below(rows.len() as u32 + 1) as usize;
             match random.below(if shared { 24 } else { 8 }) {
+                0..=3 if shared && !rolls_back => Some(Fault::NoKvCells),
                 0 => Some(Fault::Aborted(kept)),
                 1 if shared => Some(Fault::Failed(kept)),
                 2 if shared => Some(Fault::NoKvCells),
@@ -225,7 +227,7 @@ impl Backend for Scripted {
     fn decode(&mut self, rows: &[Row], abort: &(dyn Fn() -> bool + Sync)) -> Result<(), DecodeFailure> {
         self.check(rows);
         self.logits.clear();
-        let Ok(fault) = Arc::clone(&self.script).enter(rows, abort) else {
+        let Ok(fault) = Arc::clone(&self.script).enter(rows, abort, self.rolls_back) else {
             return Err(DecodeFailure::Aborted);
         };
         std::thread::sleep(self.script.with(|state| state.step));

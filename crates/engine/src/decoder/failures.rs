@@ -22,16 +22,19 @@ impl<B: Backend> Decoder<B> {
             let part = self.scheduler.step().parts[index];
             let before = self.scheduler.positions(part.slot);
             let held = self.backend.positions(part.slot).end;
+            let thrown = matches!(failure, DecodeFailure::Thrown(_));
             // Finished rows of a prompt may stay; but a row whose logits are wanted has to be decoded again. After an
             // exception, rows that the memory holds may never have been computed.
-            let finished = part.prompt && !matches!(failure, DecodeFailure::Thrown(_));
+            let finished = part.prompt && !thrown;
             let usable = match (finished, part.output) {
                 (false, _) => before,
                 (true, wanted) => before + part.rows - u32::from(wanted),
             };
-            // A state that a broken step has touched is worth nothing, whatever position it claims.
-            let touched = self.setup.one_state && held != before;
-            if touched || held < before || (held > usable && !self.backend.remove(part.slot, usable)) {
+            // A state that a broken step has touched is worth nothing, whatever position it claims; nor is a window, of which
+            // an exception may have cost positions that its next one looks back on.
+            let touched =
+                (self.setup.one_state && held != before) || (self.setup.looks_back.is_some() && thrown);
+            if touched || held < before || (held > usable && !self.cut(part.slot, usable)) {
                 self.lose(part.slot, "the memory could not be rolled back after a failed step");
                 continue;
             }
@@ -50,6 +53,16 @@ impl<B: Backend> Decoder<B> {
                         }
                     };
                     self.op_failed(part, error);
+                }
+            }
+        }
+        // llama.cpp makes room for a step of several by moving the states of those that sit out, and has failed to.
+        let moved = self.scheduler.step().parts.len() > 1 && *failure != DecodeFailure::NoKvCells;
+        if self.setup.one_state && moved {
+            for slot in 0..self.sessions.len() as u32 {
+                let part = self.scheduler.step().parts.iter().any(|part| part.slot == slot);
+                if !part && self.sessions[slot as usize].is_some() && self.scheduler.positions(slot) > 0 {
+                    self.lose(slot, "a failed step of others has cost its state");
                 }
             }
         }

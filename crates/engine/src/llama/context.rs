@@ -69,7 +69,7 @@ impl LlamaContext {
         params.n_outputs_max = config.max_sequences;
         params.n_threads = threads as i32;
         params.n_threads_batch = threads as i32;
-        params.kv_unified = config.unified_kv(model.memory_kind(), model.offloaded());
+        params.kv_unified = model.unified_kv(config);
         params.swa_full = config.full_sliding_window;
         params.type_k = kv_type(config.kv_type_k);
         params.type_v = kv_type(config.kv_type_v);

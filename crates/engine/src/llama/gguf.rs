@@ -10,8 +10,17 @@ use llama_cpp_sys_2 as sys;
 use super::{guard, log, throwing};
 use crate::error::LoadError;
 
-/// Checks that `path` is a GGUF file as long as its tensors need, and returns its architecture.
-pub(super) fn inspect(path: &Path, c_path: &CString) -> Result<String, LoadError> {
+/// What llama.cpp does not tell of a model.
+pub(super) struct Facts {
+    pub(super) architecture: String,
+    /// Whether it has a vector for each position that it was trained on, and none beyond.
+    pub(super) learned_positions: bool,
+    /// Whether llama.cpp rotates otherwise in a context that is longer than the model's original one.
+    pub(super) long_rope: bool,
+}
+
+/// Checks that `path` is a GGUF file as long as its tensors need.
+pub(super) fn inspect(path: &Path, c_path: &CString) -> Result<Facts, LoadError> {
     let unreadable =
         |error: std::io::Error| LoadError::Unreadable { path: path.to_owned(), reason: error.to_string() };
     let file = File::open(path).map_err(unreadable)?;
@@ -55,7 +64,11 @@ pub(super) fn inspect(path: &Path, c_path: &CString) -> Result<String, LoadError
         let reason = "its attention is not causal";
         return Err(LoadError::NotGenerative { path: path.to_owned(), reason });
     }
-    Ok(architecture)
+    Ok(Facts {
+        architecture,
+        learned_positions: gguf.has_tensor(c"position_embd.weight"),
+        long_rope: gguf.has_tensor(c"rope_factors_long.weight"),
+    })
 }
 
 /// llama.cpp's `LLAMA_MAX_LAYERS`.
@@ -81,6 +94,11 @@ impl Gguf {
         };
         // SAFETY: the context is alive.
         end.map_or(0, |end| (unsafe { sys::gguf_get_data_offset(self.0) } + end) as u64)
+    }
+
+    fn has_tensor(&self, name: &CStr) -> bool {
+        // SAFETY: the context is alive and the name zero-terminated.
+        unsafe { sys::gguf_find_tensor(self.0, name.as_ptr()) >= 0 }
     }
 
     /// The id of a key whose value has this type.

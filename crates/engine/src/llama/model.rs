@@ -7,8 +7,8 @@ use std::sync::Once;
 use llama_cpp_sys_2 as sys;
 
 use super::{gguf, guard, log, refusal, throwing};
-use crate::config::{EngineConfig, SplitMode};
-use crate::error::{ChatTemplateError, LoadError, TokenizeError};
+use crate::config::{EngineConfig, KvLayout, SplitMode};
+use crate::error::{ChatTemplateError, ConfigError, LoadError, TokenizeError};
 use crate::model::{ChatMessage, MemoryKind, Token};
 
 /// Owns a `llama_model`.
@@ -17,6 +17,7 @@ pub(crate) struct LlamaModel {
     vocabulary: *const sys::llama_vocab,
     vocabulary_size: u32,
     offloaded: bool,
+    long_rope: bool,
     path: PathBuf,
 }
 
@@ -50,7 +51,7 @@ impl LlamaModel {
                 path: path.to_owned(),
                 reason: "the path is not UTF-8 without zero bytes".to_owned(),
             })?;
-        let architecture = gguf::inspect(path, &c_path)?;
+        let gguf::Facts { architecture, learned_positions, long_rope } = gguf::inspect(path, &c_path)?;
 
         let mut progress = progress;
         // SAFETY: it takes nothing and returns plain data.
@@ -78,11 +79,16 @@ impl LlamaModel {
             let vocabulary = sys::llama_model_get_vocab(model);
             let vocabulary_size = sys::llama_vocab_n_tokens(vocabulary).max(0) as u32;
             let offloaded = config.gpu_layers != Some(0) && has_gpu();
-            Self { model, vocabulary, vocabulary_size, offloaded, path: path.to_owned() }
+            Self { model, vocabulary, vocabulary_size, offloaded, long_rope, path: path.to_owned() }
         };
         // SAFETY: the model is loaded, and each function only reads it.
         unsafe {
-            if model.vocabulary_size == 0 {
+            let trained = sys::llama_model_n_ctx_train(model.model).max(0) as u32;
+            let no_vocabulary = sys::llama_vocab_type(model.vocabulary) == sys::LLAMA_VOCAB_TYPE_NONE;
+            if learned_positions && config.context_window > trained {
+                let (value, max) = (config.context_window.into(), trained.into());
+                Err(ConfigError::OutOfRange { name: "context_window", value, min: 8, max }.into())
+            } else if model.vocabulary_size == 0 || no_vocabulary {
                 Err(model.lacks("it has no vocabulary"))
             } else if !sys::llama_model_has_decoder(model.model) || sys::llama_model_has_encoder(model.model)
             {
@@ -101,6 +107,17 @@ impl LlamaModel {
 
     pub(super) fn as_ptr(&self) -> *mut sys::llama_model {
         self.model
+    }
+
+    /// Whether a context's length changes what the model computes.
+    pub(crate) fn long_rope(&self) -> bool {
+        self.long_rope
+    }
+
+    /// Whether all sequences share one KV buffer. llama.cpp counts that as one long context.
+    pub(crate) fn unified_kv(&self, config: &EngineConfig) -> bool {
+        config.unified_kv(self.memory_kind(), self.offloaded)
+            && (!self.long_rope || config.kv_layout == KvLayout::Unified)
     }
 
     /// Whether layers are on a GPU, so that a decode may return before it is done.
@@ -187,6 +204,20 @@ impl LlamaModel {
         const MAX: usize = i32::MAX as usize / 2;
         if text.len() > MAX {
             return Err(TokenizeError::TooLong { bytes: text.len(), max: MAX });
+        }
+        // Where one is missing, llama.cpp ends the process.
+        // SAFETY: the vocabulary is alive.
+        let missing = add_special
+            && unsafe {
+                let vocabulary = self.vocabulary;
+                (sys::llama_vocab_get_add_bos(vocabulary) && sys::llama_vocab_bos(vocabulary) < 0)
+                    || (sys::llama_vocab_get_add_eos(vocabulary) && sys::llama_vocab_eos(vocabulary) < 0)
+                    || (sys::llama_vocab_get_add_sep(vocabulary) && sys::llama_vocab_sep(vocabulary) < 0)
+            };
+        if missing {
+            let reason =
+                "the model's file asks for a BOS, EOS or SEP token that its vocabulary does not have";
+            return Err(TokenizeError::Failed(reason.to_owned()));
         }
         let run = |tokens: &mut Vec<Token>| {
             let (data, room) = (tokens.as_mut_ptr(), tokens.len() as i32);

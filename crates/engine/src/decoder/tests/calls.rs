@@ -87,8 +87,9 @@ fn host(rig: &Rig, options: &Options, mut random: Random) {
 fn run(seed: u64) {
     let mut random = Random(seed);
     let hosts = 1 + random.below(4);
-    let poison = Poison { fails: Some(FAILS), no_number: Some(NO_NUMBER) };
     let rolls_back = !random.once_in(4);
+    // Where it cannot go back, a step that fails costs everybody's memory, not only that of who is at fault.
+    let poison = Poison { fails: rolls_back.then_some(FAILS), no_number: Some(NO_NUMBER) };
     let options = Options {
         max_sequences: hosts,
         window: 96,

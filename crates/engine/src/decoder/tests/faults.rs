@@ -108,6 +108,29 @@ fn rows_that_a_failed_prompt_left_are_counted() {
 }
 
 #[test]
+fn a_state_that_a_failed_step_of_others_may_have_moved_is_given_up() {
+    in_time(|| {
+        let rig = Rig::new(&Options { run_ahead: 0, rolls_back: false, ..Options::default() });
+        let [mut idle, mut first, mut second] = PROMPTS.map(|prompt| rig.prompted(prompt));
+        rig.script.close_after(0);
+        first.ask(3).expect("the queue has room");
+        second.ask(3).expect("the queue has room");
+        let calls = rig.script.calls();
+        rig.script.fail_shared(1, Fault::Failed(0));
+        rig.script.open();
+        rig.script.wait_for_calls(calls + 3);
+        let lost = |sample: Result<_, SampleError>| matches!(sample, Err(SampleError::Decode(_)));
+        assert!(lost(idle.sample_next().and_then(|_| idle.sample_next())), "it sat out");
+        assert_eq!(idle.position_count(), 0);
+        idle.decode_prompt(PROMPTS[0], 0).expect("it is empty");
+        assert_eq!(take(&mut idle, 5), expected(PROMPTS[0], 5));
+        // The others were in it, are intact, and are decoded again.
+        assert_eq!(take(&mut first, 3), expected(PROMPTS[1], 3));
+        assert_eq!(take(&mut second, 3), expected(PROMPTS[2], 3));
+    });
+}
+
+#[test]
 fn rows_that_an_exception_left_are_not_trusted() {
     in_time(|| {
         for kept in [0, 5, 16] {
