@@ -141,7 +141,7 @@ def report(peer, args, model, n, run):
 def scenario(name, args, model, n, run):
     """Has engine-bench measure one run, and passes its line on, if it counts. Whether it went well."""
     command = [args.engine_bench, "--model", model, "--scenario", name, "--num-sequences", n, "--ignore-eog"]
-    for flag in ["prompt_tokens", "sample_tokens", "gpu_layers", "batch_size", "ctx_size"]:
+    for flag in ["prompt_tokens", "sample_tokens", "gpu_layers", "batch_size", "ctx_size", "threads"]:
         command += ["--" + flag.replace("_", "-"), getattr(args, flag)]
     output = subprocess.run([str(word) for word in command], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
     for line in output.stdout.splitlines():

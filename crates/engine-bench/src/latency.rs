@@ -140,12 +140,17 @@ pub struct Percentiles {
     pub max: f64,
 }
 
-/// The middle one of some durations; zero of none.
+/// The middle one of some durations, or the mean of the two; zero of none.
 #[must_use]
 pub fn median(durations: &[Duration]) -> Duration {
     let mut sorted = durations.to_vec();
     sorted.sort_unstable();
-    sorted.get(sorted.len() / 2).copied().unwrap_or_default()
+    let half = sorted.len() / 2;
+    match sorted.get(half) {
+        None => Duration::ZERO,
+        Some(&middle) if sorted.len() % 2 == 1 => middle,
+        Some(&upper) => (sorted[half - 1] + upper) / 2,
+    }
 }
 
 /// The mean of some durations; zero of none. The interval of [`Latency::paced`]: what is sampled ahead is handed over in

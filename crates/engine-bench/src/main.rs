@@ -142,7 +142,8 @@ impl Runner {
         let median = |rates: &[f64]| {
             let mut sorted = rates.to_vec();
             sorted.sort_unstable_by(f64::total_cmp);
-            sorted[sorted.len() / 2]
+            let half = sorted.len() / 2;
+            if sorted.len() % 2 == 1 { sorted[half] } else { sorted[half - 1].midpoint(sorted[half]) }
         };
         eprintln!(
             "{:<24} {:>3} {:<36} {:>10} {:>8} {:>7}",

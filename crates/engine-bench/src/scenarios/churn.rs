@@ -47,10 +47,7 @@ pub(super) fn run(settings: &Settings) -> Result<Outcome, BenchError> {
     let mut tallies = [Tally::default(); VARIANTS.len()];
     let mut latencies = Vec::new();
     for phase in 0..PHASES {
-        let mut slots: Vec<u32> = (0..settings.num_sequences).collect();
-        random.shuffle(&mut slots);
-        let alive = 1 + random.below(settings.num_sequences as usize);
-        slots.truncate(alive);
+        let slots = chosen(settings.num_sequences, &mut random);
         for turn in 0..VARIANTS.len() {
             // Another one first in each phase.
             let variant = (phase + turn) % VARIANTS.len();
@@ -84,6 +81,20 @@ pub(super) fn run(settings: &Settings) -> Result<Outcome, BenchError> {
     }
     add_metrics(&mut outcome, &engine, &before);
     Ok(outcome)
+}
+
+/// The slots that are sampled in a phase. From three sequences on there is a gap between them: without one nothing would be
+/// compared.
+fn chosen(count: u32, random: &mut Random) -> Vec<u32> {
+    loop {
+        let mut slots: Vec<u32> = (0..count).collect();
+        random.shuffle(&mut slots);
+        slots.truncate(1 + random.below(count as usize));
+        slots.sort_unstable();
+        if count < 3 || slots.windows(2).any(|pair| pair[0] + 1 < pair[1]) {
+            return slots;
+        }
+    }
 }
 
 fn run_phase(

@@ -26,12 +26,17 @@ struct HostRun {
 }
 
 impl HostRun {
-    fn samples_between(&self, start: Instant, end: Instant) -> usize {
-        let times = self.inter_token.iter().scan(self.started, |time, &interval| {
-            *time += interval;
-            Some(*time)
-        });
-        times.filter(|&time| start < time && time <= end).count()
+    /// Samples a second between `start` and `end`, by those that began and ended in that time; `None`: there are none.
+    fn rate_between(&self, start: Instant, end: Instant) -> Option<f64> {
+        let (mut time, mut samples, mut elapsed) = (self.started, 0_u32, Duration::ZERO);
+        for &interval in &self.inter_token {
+            if time >= start && time + interval <= end {
+                samples += 1;
+                elapsed += interval;
+            }
+            time += interval;
+        }
+        (!elapsed.is_zero()).then(|| f64::from(samples) / elapsed.as_secs_f64())
     }
 }
 
@@ -70,18 +75,18 @@ pub(super) fn drive<H: Host>(hosts: &mut [H], settle: usize, timed: usize) -> Re
     })
 }
 
-/// The time that all samples take at the rate of the time in which every host was sampled. Hosts that have no such time,
-/// because they were done too soon: from the first's start to the last's end.
+/// The time that all samples take at the rates that the hosts have while every one of them is sampled. Hosts that have no such
+/// time, because they were done too soon: from the first's start to the last's end.
 fn time_of_all(runs: &[HostRun]) -> Duration {
     let starts = || runs.iter().map(|run| run.started);
     let ends = || runs.iter().map(|run| run.started + run.inter_token.iter().sum::<Duration>());
     let (Some(start), Some(end)) = (starts().max(), ends().min()) else { return Duration::ZERO };
-    let samples: usize = runs.iter().map(|run| run.samples_between(start, end)).sum();
-    if samples == 0 {
+    let rate: Option<f64> = runs.iter().map(|run| run.rate_between(start, end)).sum();
+    let Some(rate) = rate else {
         return ends().max().zip(starts().min()).map_or(Duration::ZERO, |(end, start)| end - start);
-    }
+    };
     let all: usize = runs.iter().map(|run| run.inter_token.len()).sum();
-    (end - start).mul_f64(all as f64 / samples as f64)
+    Duration::from_secs_f64(all as f64 / rate)
 }
 
 /// `None`: another host failed before the clock started.
@@ -118,4 +123,40 @@ fn drive_one(
         last = now;
     }
     Ok(Some(HostRun { tokens, first_token, inter_token, started }))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn run(epoch: Instant, begins_micros: u64, step_micros: u64, samples: usize) -> HostRun {
+        HostRun {
+            tokens: Vec::new(),
+            first_token: Duration::ZERO,
+            inter_token: vec![Duration::from_micros(step_micros); samples],
+            started: epoch + Duration::from_micros(begins_micros),
+        }
+    }
+
+    #[test]
+    fn hosts_in_step_take_the_time_of_their_steps() {
+        let epoch = Instant::now();
+        // Each hears of a step a little later than the one before it.
+        let runs: Vec<_> = (0..16).map(|host| run(epoch, 3 * host, 1000, 50)).collect();
+        let error = time_of_all(&runs).as_secs_f64() / 0.05 - 1.0;
+        assert!(error.abs() < 1e-6, "{error}");
+    }
+
+    #[test]
+    fn what_one_host_takes_alone_does_not_count() {
+        let epoch = Instant::now();
+        let mut early = run(epoch, 0, 1000, 100);
+        // Before the other begins it is twice as fast.
+        early.inter_token[..50].fill(Duration::from_micros(500));
+        let late = run(epoch, 25_000, 1000, 100);
+        // Two thousand a second together.
+        assert_eq!(time_of_all(&[early, late]).as_millis(), 100);
+        let apart = [run(epoch, 0, 1000, 5), run(epoch, 9000, 1000, 5)];
+        assert_eq!(time_of_all(&apart).as_millis(), 14, "they never run together");
+    }
 }
