@@ -185,7 +185,7 @@ fn draw(row: &[f32], best: usize, request: &Request<'_>, scratch: &mut Scratch) 
     let Scratch { block_max, order, candidates, .. } = scratch;
     let mut whole_row = false;
     if top_k > 0 && top_k < row.len() {
-        let floor = scan::kth_block_floor(block_max, top_k, order).max(min_p);
+        let floor = scan::kth_floor(row, block_max, top_k, order).max(min_p);
         gather(row, block_max, floor, candidates);
     } else if min_p > f32::NEG_INFINITY {
         gather(row, block_max, min_p, candidates);
@@ -196,10 +196,12 @@ fn draw(row: &[f32], best: usize, request: &Request<'_>, scratch: &mut Scratch) 
         return draw_from_all(row, max, inverse_temperature, uniform).unwrap_or(best);
     }
 
-    // Equal logits are ordered by token, so that the result never depends on how they were found.
-    candidates.sort_unstable_by(|a, b| b.logit.total_cmp(&a.logit).then(a.token.cmp(&b.token)));
-    if top_k > 0 {
+    if top_k > 0 && top_k < candidates.len() {
+        candidates.select_nth_unstable_by(top_k - 1, by_rank);
         candidates.truncate(top_k);
+    }
+    if candidates.len() <= FIRST_ORDERED {
+        candidates.sort_unstable_by(by_rank);
     }
     let mut total = 0.0;
     for candidate in candidates.iter_mut() {
@@ -208,29 +210,54 @@ fn draw(row: &[f32], best: usize, request: &Request<'_>, scratch: &mut Scratch) 
     }
     if config.top_p < 1.0 {
         let all = if whole_row { scan::sum_exp(row, max, inverse_temperature) } else { total };
-        total = cut_to_mass(candidates, config.top_p * all);
+        let mass = config.top_p * all;
+        let (kept, sum) = order_until(candidates, |sum| sum >= mass);
+        candidates.truncate(kept);
+        total = sum;
     }
-    let mut left = uniform * total;
-    for candidate in candidates.iter() {
-        left -= candidate.weight;
-        if left < 0.0 {
-            return candidate.token as usize;
-        }
-    }
-    candidates.last().map_or(best, |candidate| candidate.token as usize)
+    let drawn = uniform * total;
+    let mut sum = 0.0;
+    let passes = |candidate: &&Candidate| {
+        sum += candidate.weight;
+        sum > drawn
+    };
+    let reached = if config.top_p < 1.0 || candidates.len() <= FIRST_ORDERED {
+        candidates.iter().find(passes).or(candidates.last())
+    } else {
+        let (reached, _) = order_until(candidates, |sum| sum > drawn);
+        candidates[..reached].last()
+    };
+    reached.map_or(best, |candidate| candidate.token as usize)
 }
 
-/// Keeps the first candidates that together weigh at least `mass`, one at least, and returns their weight.
-fn cut_to_mass(candidates: &mut Vec<Candidate>, mass: f32) -> f32 {
-    let mut sum = 0.0;
-    for (index, candidate) in candidates.iter().enumerate() {
-        sum += candidate.weight;
-        if sum >= mass {
-            candidates.truncate(index + 1);
-            break;
+/// Candidates that are put in order at once, at least: often all, or enough of them.
+const FIRST_ORDERED: usize = 256;
+
+/// The likeliest first. Equal logits are ordered by token, so that the result never depends on how they were found.
+fn by_rank(a: &Candidate, b: &Candidate) -> std::cmp::Ordering {
+    b.logit.total_cmp(&a.logit).then(a.token.cmp(&b.token))
+}
+
+/// Puts the first candidates in order, until what they weigh together is `enough`, or all. Returns how many, and their weight.
+fn order_until(candidates: &mut [Candidate], enough: impl Fn(f32) -> bool) -> (usize, f32) {
+    let (mut ordered, mut sum, mut more) = (0, 0.0, FIRST_ORDERED);
+    while ordered < candidates.len() {
+        let rest = &mut candidates[ordered..];
+        more = more.min(rest.len());
+        if more < rest.len() {
+            rest.select_nth_unstable_by(more - 1, by_rank);
         }
+        rest[..more].sort_unstable_by(by_rank);
+        for candidate in &rest[..more] {
+            ordered += 1;
+            sum += candidate.weight;
+            if enough(sum) {
+                return (ordered, sum);
+            }
+        }
+        more *= 4;
     }
-    sum
+    (ordered, sum)
 }
 
 /// All tokens of `row` at `floor` and above.

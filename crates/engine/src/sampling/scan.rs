@@ -63,14 +63,15 @@ pub(super) fn argmax(row: &[f32], maxima: &[f32]) -> Option<usize> {
         .map(|at| start + at)
 }
 
-/// A value that at least `k` logits reach and not many more: the `k`-th highest block maximum. Negative infinity if
-/// there are fewer blocks than that.
-pub(super) fn kth_block_floor(maxima: &[f32], k: usize, order: &mut Vec<f32>) -> f32 {
-    if k > maxima.len() {
+/// A value that at least `k` logits reach and not many more: the `k`-th highest block maximum, or, if there are fewer blocks,
+/// logit. Negative infinity if there are fewer of these as well. NaN counts as nothing.
+pub(super) fn kth_floor(row: &[f32], maxima: &[f32], k: usize, order: &mut Vec<f32>) -> f32 {
+    let values = if k <= maxima.len() { maxima } else { row };
+    order.clear();
+    order.extend(values.iter().copied().filter(|value| !value.is_nan()));
+    if k > order.len() {
         return f32::NEG_INFINITY;
     }
-    order.clear();
-    order.extend_from_slice(maxima);
     *order.select_nth_unstable_by(k - 1, |a, b| b.total_cmp(a)).1
 }
 

@@ -130,12 +130,14 @@ impl Naive {
     }
 }
 
-/// The tokens that the last draw chose among; `None`: the whole row.
+/// The tokens that the last draw chose among, which puts only those in order that it needs; `None`: the whole row.
 fn candidates(config: &SamplingConfig, vocabulary: usize, scratch: &Scratch) -> Option<Vec<usize>> {
     let bounded = (config.top_k > 0 && (config.top_k as usize) < vocabulary)
         || config.min_p > 0.0
         || config.top_p < 1.0;
-    bounded.then(|| scratch.candidates.iter().map(|candidate| candidate.token as usize).collect())
+    let mut candidates = scratch.candidates.clone();
+    candidates.sort_unstable_by(by_rank);
+    bounded.then(|| candidates.iter().map(|candidate| candidate.token as usize).collect())
 }
 
 fn compare(row: &[f32], request: &Request<'_>, masks: &Masks) {
