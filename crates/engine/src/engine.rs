@@ -162,7 +162,8 @@ impl Engine {
         Sequence::create(sampling, self.link.clone())
     }
 
-    /// Completes `prompt` in a sequence of its own, and streams the text. Returns as soon as the prompt is queued.
+    /// Completes `prompt` in a sequence of its own, and streams the text. Blocks until the step under way is done, as
+    /// [`Engine::create_sequence`] does, and returns when the prompt is queued.
     ///
     /// # Errors
     /// [`GenerateError`]: what [`Engine::create_sequence`], [`Model::tokenize`] or [`Sequence::decode_prompt`] find wrong

@@ -331,7 +331,7 @@ impl Iterator for Generation {
 #[cfg(feature = "async")]
 impl Generation {
     /// As [`Iterator::next`], without blocking the thread; needs no particular runtime. A deadline is looked at when a
-    /// token comes, which is once a step.
+    /// token comes: once a step, but not before the prompt is decoded.
     pub async fn next_async(&mut self) -> Option<Piece> {
         while self.outcome.is_none() {
             if let Err(reason) = self.prepare() {

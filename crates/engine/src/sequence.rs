@@ -402,7 +402,7 @@ impl Canceller {
         self.shared.cancel();
     }
 
-    /// Whether it is cancelled.
+    /// Whether it is cancelled, or its sequence is gone.
     #[must_use]
     pub fn is_cancelled(&self) -> bool {
         self.shared.is_cancelled()
