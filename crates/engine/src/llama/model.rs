@@ -114,10 +114,13 @@ impl LlamaModel {
         self.long_rope
     }
 
-    /// Whether all sequences share one KV buffer. llama.cpp counts that as one long context.
+    /// Whether all sequences share one KV buffer. llama.cpp counts that as one long context, and may forget there what a window
+    /// needs, which a hybrid model can have as well.
     pub(crate) fn unified_kv(&self, config: &EngineConfig) -> bool {
+        // SAFETY: the model is loaded, and the function only reads it.
+        let has_window = unsafe { sys::llama_model_n_swa(self.model) } > 0;
         config.unified_kv(self.memory_kind(), self.offloaded)
-            && (!self.long_rope || config.kv_layout == KvLayout::Unified)
+            && (config.kv_layout == KvLayout::Unified || !(self.long_rope || has_window))
     }
 
     /// Whether layers are on a GPU, so that a decode may return before it is done.
