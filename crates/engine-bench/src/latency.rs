@@ -143,14 +143,17 @@ pub struct Percentiles {
 /// The middle one of some durations, or the mean of the two; zero of none.
 #[must_use]
 pub fn median(durations: &[Duration]) -> Duration {
-    let mut sorted = durations.to_vec();
-    sorted.sort_unstable();
+    Duration::from_secs_f64(middle(durations.iter().map(Duration::as_secs_f64)).unwrap_or_default())
+}
+
+/// The middle one of some values, or the mean of the two; `None` of none.
+#[must_use]
+pub fn middle(values: impl IntoIterator<Item = f64>) -> Option<f64> {
+    let mut sorted: Vec<_> = values.into_iter().collect();
+    sorted.sort_unstable_by(f64::total_cmp);
     let half = sorted.len() / 2;
-    match sorted.get(half) {
-        None => Duration::ZERO,
-        Some(&middle) if sorted.len() % 2 == 1 => middle,
-        Some(&upper) => (sorted[half - 1] + upper) / 2,
-    }
+    let upper = *sorted.get(half)?;
+    Some(if sorted.len() % 2 == 1 { upper } else { sorted[half - 1].midpoint(upper) })
 }
 
 /// The mean of some durations; zero of none. The interval of [`Latency::paced`]: what is sampled ahead is handed over in

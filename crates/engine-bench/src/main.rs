@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use clap::Parser;
-use engine_bench::latency::Latency;
+use engine_bench::latency::{Latency, middle};
 use engine_bench::report::{Failure, Machine};
 use engine_bench::{BenchError, Models, Outcome, Report, Scenario, Settings};
 
@@ -139,24 +139,19 @@ impl Runner {
 
     /// Medians, and their ratios to the raw loop's, on standard error.
     fn print_summary(&self) {
-        let median = |rates: &[f64]| {
-            let mut sorted = rates.to_vec();
-            sorted.sort_unstable_by(f64::total_cmp);
-            let half = sorted.len() / 2;
-            if sorted.len() % 2 == 1 { sorted[half] } else { sorted[half - 1].midpoint(sorted[half]) }
-        };
+        let median = |rates: &[f64]| middle(rates.iter().copied()).unwrap_or(f64::NAN);
         eprintln!(
             "{:<24} {:>3} {:<36} {:>10} {:>8} {:>7}",
             "model", "N", "scenario", "tokens/s", "spread", "ratio"
         );
         for ((model, n, scenario), rates) in &self.rates {
-            let middle = median(rates);
+            let median_rate = median(rates);
             let (min, max) =
                 rates.iter().fold((f64::MAX, 0f64), |(min, max), &rate| (min.min(rate), max.max(rate)));
             let raw = self.rates.get(&(model.clone(), *n, Scenario::RAW_LOOP.name()));
-            let ratio = raw.map_or_else(|| "-".to_owned(), |raw| format!("{:.3}", middle / median(raw)));
-            let spread = 100.0 * (max - min) / middle;
-            eprintln!("{model:<24} {n:>3} {scenario:<36} {middle:>10.1} {spread:>7.1}% {ratio:>7}");
+            let ratio = raw.map_or_else(|| "-".to_owned(), |raw| format!("{:.3}", median_rate / median(raw)));
+            let spread = 100.0 * (max - min) / median_rate;
+            eprintln!("{model:<24} {n:>3} {scenario:<36} {median_rate:>10.1} {spread:>7.1}% {ratio:>7}");
         }
     }
 

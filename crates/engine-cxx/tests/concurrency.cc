@@ -30,6 +30,14 @@ microseconds time_of_prompt(Loaded& loaded, const Tokens& prompt) {
     return quickest;
 }
 
+// A model, a prompt that takes it a while, and how long.
+struct InPrompt {
+    Loaded loaded{1024, 64};
+    CotabbyInferenceEngine& engine = loaded.engine;
+    const Tokens prompt = long_prompt(engine, 500);
+    const microseconds whole = time_of_prompt(loaded, prompt);
+};
+
 }  // namespace
 
 TEST_CASE("four threads at once get what they get alone, in shared steps") {
@@ -94,11 +102,7 @@ TEST_CASE("a cancelled sequence answers so until it is trimmed") {
     CHECK(sample(engine, id, 2) == expected);
 }
 
-TEST_CASE("a prompt is cancelled in its middle") {
-    Loaded loaded(1024, 64);
-    CotabbyInferenceEngine& engine = loaded.engine;
-    const Tokens prompt = long_prompt(engine, 500);
-    const microseconds whole = time_of_prompt(loaded, prompt);
+TEST_CASE_FIXTURE(InPrompt, "a prompt is cancelled in its middle") {
     const int32_t id = loaded.sequence();
     EngineStatus status = EngineStatus::ok;
     std::thread decoding([&] { status = decode(engine, id, prompt); });
@@ -140,11 +144,7 @@ TEST_CASE("calls on one sequence run one after another") {
     CHECK(engine.getKVPositionCount(shared) == engine.getKVPositionCount(alone));
 }
 
-TEST_CASE("a sequence that is destroyed in its prompt gives its slot back at once") {
-    Loaded loaded(1024, 64);
-    CotabbyInferenceEngine& engine = loaded.engine;
-    const Tokens prompt = long_prompt(engine, 500);
-    const microseconds whole = time_of_prompt(loaded, prompt);
+TEST_CASE_FIXTURE(InPrompt, "a sequence that is destroyed in its prompt gives its slot back at once") {
     std::vector<int32_t> ids;
     for (int i = 0; i < 4; ++i) {
         ids.push_back(loaded.sequence());
@@ -160,11 +160,7 @@ TEST_CASE("a sequence that is destroyed in its prompt gives its slot back at onc
     CHECK(status != EngineStatus::not_loaded);
 }
 
-TEST_CASE("a text that is being read does not keep the engine of an unloaded model at work") {
-    Loaded loaded(1024, 64);
-    CotabbyInferenceEngine& engine = loaded.engine;
-    const Tokens prompt = long_prompt(engine, 500);
-    const microseconds whole = time_of_prompt(loaded, prompt);
+TEST_CASE_FIXTURE(InPrompt, "a text that is being read does not keep the engine of an unloaded model at work") {
     const int32_t id = loaded.sequence();
     std::string text;
     while (text.size() < 4000000) {

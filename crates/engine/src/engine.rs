@@ -259,10 +259,11 @@ impl Start {
             PrefillContext::Auto | PrefillContext::Shared => return None,
             PrefillContext::Separate => 1,
         };
-        // What a state holds of other memories is less than the memory does.
-        let possible = model.memory_kind() == MemoryKind::Full && self.config.max_sequences > 1;
-        // Nor does a context of another length compute the same with such a model.
-        let possible = possible && !(model.long_rope() && model.unified_kv(&self.config));
+        // What a state holds of other memories is less than the memory does, and with `LongRoPE` a context of another length
+        // computes something else.
+        let possible = model.memory_kind() == MemoryKind::Full
+            && self.config.max_sequences > 1
+            && !(model.long_rope() && model.unified_kv(&self.config));
         if !possible || most_threads < from_threads {
             return None;
         }
@@ -285,6 +286,11 @@ impl Start {
         let kind = model.memory_kind();
         let rolls_back = kind.rolls_back(config.keeps_sliding_window());
         let unified = model.unified_kv(config);
+        let looks_back = match kind {
+            // Also where it should keep all that is before: a step that failed may have cost it that.
+            MemoryKind::SlidingWindow { window } => Some(window),
+            _ => None,
+        };
         let usual_step = if model.offloaded() { DEVICE_PREFILL_STEP } else { PROCESSOR_PREFILL_STEP };
         let vocabulary = Arc::clone(model);
         Setup {
@@ -292,11 +298,7 @@ impl Start {
                 max_sequences: config.max_sequences,
                 window: config.context_window,
                 // In a shared buffer, llama.cpp forgets what a window still needs if a step has several ubatches.
-                batch: if unified && matches!(kind, MemoryKind::SlidingWindow { .. }) {
-                    config.ubatch()
-                } else {
-                    config.batch_size
-                },
+                batch: if unified && looks_back.is_some() { config.ubatch() } else { config.batch_size },
                 run_ahead: if rolls_back { config.run_ahead } else { 0 },
                 straggler_window: config.straggler_window,
                 prefill_step: config.prefill_step.unwrap_or(usual_step),
@@ -305,11 +307,7 @@ impl Start {
             },
             asynchronous: model.offloaded(),
             one_state: matches!(kind, MemoryKind::Recurrent | MemoryKind::Hybrid),
-            looks_back: match kind {
-                // Also where it should keep all that is before: a step that failed may have cost it that.
-                MemoryKind::SlidingWindow { window } => Some(window),
-                _ => None,
-            },
+            looks_back,
             // llama.cpp loses track of free cells when a step is broken off between its ubatches, and a sliding window
             // then gives up cells that are needed.
             aborts_shared: kind == MemoryKind::Full,

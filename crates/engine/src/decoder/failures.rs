@@ -18,18 +18,15 @@ impl<B: Backend> Decoder<B> {
         }
         add(&self.setup.counters.decode_failures, 1);
         self.backend.synchronize();
+        let thrown = matches!(failure, DecodeFailure::Thrown(_));
         for index in 0..self.scheduler.step().parts.len() {
             let part = self.scheduler.step().parts[index];
             let before = self.scheduler.positions(part.slot);
             let held = self.backend.positions(part.slot).end;
-            let thrown = matches!(failure, DecodeFailure::Thrown(_));
             // Finished rows of a prompt may stay; but a row whose logits are wanted has to be decoded again. After an
             // exception, rows that the memory holds may never have been computed.
-            let finished = part.prompt && !thrown;
-            let usable = match (finished, part.output) {
-                (false, _) => before,
-                (true, wanted) => before + part.rows - u32::from(wanted),
-            };
+            let finished = if part.prompt && !thrown { part.rows - u32::from(part.output) } else { 0 };
+            let usable = before + finished;
             // A state that a broken step has touched is worth nothing, whatever position it claims; nor is a window, of which
             // an exception may have cost positions that its next one looks back on.
             let touched =

@@ -216,18 +216,8 @@ fn draw(row: &[f32], best: usize, request: &Request<'_>, scratch: &mut Scratch) 
         total = sum;
     }
     let drawn = uniform * total;
-    let mut sum = 0.0;
-    let passes = |candidate: &&Candidate| {
-        sum += candidate.weight;
-        sum > drawn
-    };
-    let reached = if config.top_p < 1.0 || candidates.len() <= FIRST_ORDERED {
-        candidates.iter().find(passes).or(candidates.last())
-    } else {
-        let (reached, _) = order_until(candidates, |sum| sum > drawn);
-        candidates[..reached].last()
-    };
-    reached.map_or(best, |candidate| candidate.token as usize)
+    let (reached, _) = order_until(candidates, |sum| sum > drawn);
+    candidates[..reached].last().map_or(best, |candidate| candidate.token as usize)
 }
 
 /// Candidates that are put in order at once, at least: often all, or enough of them.
